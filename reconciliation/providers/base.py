@@ -1,0 +1,199 @@
+"""The contract between the ledger and the outside world.
+
+A provider is an adapter to one account at one outside system. It performs an action or says, with one of the errors
+below, exactly how much it knows; and, where the outside system allows it, it looks up what became of an earlier call.
+An adapter never retries, never follows redirects and never guesses: whatever it does not know it raises as
+`OutcomeUnknown`, and whatever it raises that is not named here counts as unknown too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Protocol
+
+Json = dict[str, Any]
+
+
+class Repeat(StrEnum):
+    """What it means to send the same call twice (design: retry decision)."""
+
+    READ = "read"  # has no effect
+    NATURAL = "natural"  # setting a value: twice is the same as once
+    KEYED = "keyed"  # the provider deduplicates by the operation key, for `key_retention`
+    LOOKUP = "lookup"  # twice is two effects, but absence can be proven by looking
+    NONE = "none"  # twice is two effects, and nothing proves absence
+    LOCAL = "local"  # the effect and its settlement are one transaction in this database
+
+
+class Verdict(StrEnum):
+    """What one look-up saw."""
+
+    FOUND = "found"
+    REMOVED = "removed"  # it existed and was taken away since
+    ABSENT = "absent"  # nothing there; whether that proves anything is judged elsewhere
+    IN_PROGRESS = "in_progress"
+    SEVERAL = "several"  # more than one candidate fits
+    MISMATCH = "mismatch"  # something is there under our reference, but it is not what was asked
+    CANNOT_TELL = "cannot_tell"
+
+
+class Source(StrEnum):
+    """How a look-up went about it, from the strongest to the weakest."""
+
+    BY_KEY = "by_key"
+    BY_ID = "by_id"
+    BY_REFERENCE = "by_reference"
+    BY_WINDOW = "by_window"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionSpec:
+    """What one action of a provider promises. Whatever is not declared is taken at its most cautious."""
+
+    repeat: Repeat = Repeat.NONE
+    key_retention: timedelta = timedelta(0)  # how long the provider remembers a key, from the first send
+    same_key_covers_earlier: bool = False  # an answer under the key also settles earlier unknown attempts
+    settles_after: timedelta = timedelta(minutes=10)  # in-flight time plus index lag; before it nothing proves absence
+    absence_is_proof: bool = False  # an authoritative, complete, empty answer proves absence
+    absence_reads: int = 2  # complete empty reads, spaced, before absence counts
+    not_applied: frozenset[int] = frozenset()  # HTTP statuses that prove "not applied"
+    timeout: timedelta = timedelta(seconds=30)
+    max_duration: timedelta = timedelta(minutes=15)  # no lease outlives it
+    escalate_after: timedelta = timedelta(minutes=15)  # unknown for so long: a person must act
+    attempts: int = 3  # budget: calls sent for one operation, before it escalates (unknown) or fails (clean)
+    compensate_with: str | None = None
+    undo_by: str | None = None  # permission needed to reverse it by hand
+    volatile: tuple[str, ...] = ()  # request fields left out of the fingerprint; never one that is compared
+    shown: tuple[str, ...] = ()  # request, result and observed fields that may be seen; all others are encrypted
+    compare: Mapping[str, str] = field(default_factory=dict)  # request field -> field of what the provider shows
+    headline: str = ""  # "Refund {amount} for order {order}"; {amount} is rendered as money when it is `money[0]`
+    money: tuple[str, str] | None = None  # request fields of minor units and currency
+    ceiling: str | None = None  # sum per business object that may not be passed
+    id_names_target: bool = False  # the provider's id names the thing acted on, so it may recur across operations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One attempt to perform, or one look-up of, an operation.
+
+    `key` is the stored operation key. `send_by` is a reading of the boot-time clock in seconds
+    (`policy.boot_seconds()`); the adapter compares it as the last thing before it writes to the socket.
+    """
+
+    action: str
+    key: str
+    request: Json
+    tenant: str
+    attempt: int
+    provider_operation_id: str | None = None
+    first_sent_at: datetime | None = None
+    last_sent_at: datetime | None = None
+    send_by: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """The provider's answer. `accepted` means that it took the order, not that it was done: it is looked up."""
+
+    status: str = "applied"  # applied | accepted
+    provider_operation_id: str | None = None
+    result: Json = field(default_factory=dict)
+    observed: Json = field(default_factory=dict)
+    cost: int = 0  # minor units
+    replayed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one look-up saw. `authoritative` and `complete` say whether an empty answer could prove anything."""
+
+    verdict: Verdict
+    source: Source
+    provider_operation_id: str | None = None
+    observed: Json = field(default_factory=dict)
+    authoritative: bool = False  # a strongly consistent source, not an index
+    complete: bool = False  # read to its end
+    candidates: tuple[Json, ...] = ()
+    note: str = ""
+
+
+class ProviderError(Exception):
+    """Base of what an adapter may raise. `status` is the HTTP status where there was one; `excerpt` is untrusted.
+
+    `replayed` says that the provider marked the answer as a stored one.
+    """
+
+    def __init__(
+        self,
+        sentence: str = "",
+        *,
+        status: int | None = None,
+        excerpt: str = "",
+        request_id: str = "",
+        replayed: bool = False,
+    ) -> None:
+        super().__init__(sentence)
+        self.sentence, self.status, self.excerpt = sentence, status, excerpt
+        self.request_id, self.replayed = request_id, replayed
+
+
+class NotSent(ProviderError):
+    """No byte of the request left this machine."""
+
+
+class Unavailable(ProviderError):
+    """The provider declared that it did not apply the call and may do so later."""
+
+
+class RateLimited(ProviderError):
+    """The provider declared that it did not apply the call because there were too many."""
+
+    def __init__(self, sentence: str = "", *, retry_after: float | None = None, **facts: Any) -> None:
+        super().__init__(sentence, **facts)
+        self.retry_after = retry_after
+
+
+class OutcomeUnknown(ProviderError):
+    """The call may or may not have been applied."""
+
+
+class Rejected(ProviderError):
+    """The provider refused the call for good, and declared that as proof that it was not applied."""
+
+
+class Invalid(ProviderError):
+    """The provider (or the adapter, before sending) found the request malformed."""
+
+
+class Unauthorized(ProviderError):
+    """The provider refused our credential."""
+
+
+class KeyInUse(ProviderError):
+    """The provider is still working on an earlier call with this key."""
+
+
+class Provider(Protocol):
+    """One account at one outside system."""
+
+    name: str
+    account: str  # part of the fingerprint and of effect uniqueness
+    actions: Mapping[str, ActionSpec]
+
+    def perform(self, call: Call) -> Receipt:
+        """Send the call once and say what came of it."""
+        ...
+
+
+class LookUpProvider(Provider, Protocol):
+    """A provider that can say what became of an earlier call."""
+
+    def look_up(self, call: Call) -> Finding:
+        """Look for the effect of `call`: by key, then by stored id, then by a narrow reference and time window.
+
+        Raises ProviderError where the provider does not answer; that is `cannot_tell`.
+        """
+        ...
