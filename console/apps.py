@@ -1,5 +1,14 @@
+import os
+
 from django.apps import AppConfig
+
+from console import tether
 
 
 class ConsoleConfig(AppConfig):
     name = "console"
+
+    def ready(self) -> None:
+        # Set by `manage.py start`: forked workers of its children must not outlive them.
+        if os.environ.get("AFTERCALL_TETHERED"):
+            tether.tie_forks()

@@ -1,0 +1,41 @@
+"""Logging: structlog for our own lines and for those of libraries, readable by default, JSON where asked."""
+
+import logging.config
+from typing import Any
+
+import structlog
+
+STEPS: list[Any] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+]
+
+
+def plan(*, level: str, json: bool) -> dict[str, Any]:
+    """Return the logging settings: one handler on standard error."""
+    last: Any = structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=False)
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {
+            "lines": {
+                "()": structlog.stdlib.ProcessorFormatter,
+                "foreign_pre_chain": STEPS,
+                "processors": [structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
+            }
+        },
+        "handlers": {"lines": {"class": "logging.StreamHandler", "formatter": "lines"}},
+        "root": {"handlers": ["lines"], "level": level},
+    }
+
+
+def configure(plan: dict[str, Any]) -> None:
+    """Apply the plan, and have structlog hand its events to the same handler."""
+    logging.config.dictConfig(plan)
+    structlog.configure(
+        processors=[*STEPS, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )

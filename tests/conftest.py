@@ -1,0 +1,98 @@
+"""Fixtures of the whole suite. Tests use a real PostgreSQL and commit; see tests/database.py."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connections
+
+from console import embedded
+from tests import database
+
+_server: "subprocess.Popen[bytes] | None" = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the run's database in the first process; it ends with that process, however that ends."""
+    global _server
+    if hasattr(config, "workerinput") or config.option.collectonly or os.environ["AFTERCALL_TEST_SERVER"]:
+        return
+    _server = embedded.start(database.VAR / "postgres", options=database.FAST)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return
+    if os.environ["AFTERCALL_TEST_SERVER"] and not config.option.collectonly:
+        database.drop_template()
+    if _server is not None:
+        embedded.stop(_server)
+    shutil.rmtree(database.VAR, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def django_db_setup() -> None:
+    """Nothing: pytest-django's own test database is not used."""
+
+
+@pytest.fixture(scope="session")
+def test_database(request: pytest.FixtureRequest, django_db_blocker: Any) -> Iterator[database.TestDatabase]:
+    """This worker's database, migrated, with both roles."""
+    worker = getattr(request.config, "workerinput", {}).get("workerid", "main")
+    with django_db_blocker.unblock():
+        opened = database.worker_database(worker)
+        made = opened.__enter__()
+    yield made
+    with django_db_blocker.unblock():
+        opened.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def _cleaner(test_database: database.TestDatabase) -> Iterator["psycopg.Connection[Any]"]:
+    with test_database.superuser() as connection:
+        yield connection
+
+
+@pytest.fixture
+def ledger_db(
+    test_database: database.TestDatabase, _cleaner: "psycopg.Connection[Any]", django_db_blocker: Any
+) -> Iterator[database.TestDatabase]:
+    """Opens the database to a test, as the application role and with commits that are real; empties it afterwards."""
+    with django_db_blocker.unblock():
+        yield test_database
+        connections.close_all()
+    test_database.empty(_cleaner)
+
+
+@pytest.fixture
+def db(ledger_db: database.TestDatabase) -> database.TestDatabase:
+    """What pytest-django's own fixtures (live_server, client helpers) ask for."""
+    return ledger_db
+
+
+@pytest.fixture
+def transactional_db(ledger_db: database.TestDatabase) -> database.TestDatabase:
+    return ledger_db
+
+
+@pytest.fixture
+def clock(ledger_db: database.TestDatabase, _cleaner: "psycopg.Connection[Any]") -> database.Clock:
+    """The database's clock, movable; it is set right after the test."""
+    return database.Clock(_cleaner)
+
+
+@pytest.fixture
+def superuser_connection(ledger_db: database.TestDatabase) -> Iterator["psycopg.Connection[Any]"]:
+    """An autocommit connection that no grant or trigger stops, for tampering and for looking."""
+    with ledger_db.superuser() as connection:
+        yield connection
+
+
+@pytest.fixture
+def database_url_env(ledger_db: database.TestDatabase) -> dict[str, str]:
+    """The environment in which a child process uses this worker's database. See also tests/processes.py."""
+    return ledger_db.environment()
