@@ -1,0 +1,318 @@
+"""The ledger's tables: constraints and querysets, no verbs.
+
+The application role may read them all. It changes operations, runs and the journal only through the functions in
+sql/ledger.sql, which `transition.py` alone calls; a state cannot be written in any other way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import Q
+
+from .providers.base import Json
+from .sealing import join
+from .states import RUN_TERMINAL, Basis, RunState, State
+
+
+def _choices_check(field: str, values: Any, name: str) -> models.CheckConstraint:
+    return models.CheckConstraint(condition=Q(**{f"{field}__in": [str(v) for v in values]}), name=name)
+
+
+class OperationQuerySet(models.QuerySet["Operation"]):
+    """Reads that pages and the sweep share."""
+
+    def of_tenants(self, tenants: Any) -> OperationQuerySet:
+        """Only what these tenants own."""
+        return self.filter(tenant__in=tenants)
+
+    def needing_decision(self) -> OperationQuerySet:
+        """Escalated: automation has stopped."""
+        return self.filter(escalated_at__isnull=False)
+
+    def being_looked_up(self) -> OperationQuerySet:
+        """Unknown, and automation is still at it."""
+        return self.filter(state=State.AMBIGUOUS, escalated_at__isnull=True)
+
+    def in_flight(self) -> OperationQuerySet:
+        """Claimed, or due to be."""
+        waiting = [State.READY, State.PENDING, State.FAILED_RETRYABLE]
+        return self.filter(state__in=waiting, escalated_at__isnull=True)
+
+
+class Run(models.Model):
+    """One execution of a workflow. Step results live in its operations; the run says where it stands."""
+
+    tenant = models.CharField(max_length=64)
+    workflow_type = models.CharField(max_length=200)
+    workflow_id = models.CharField(max_length=200)
+    workflow_version = models.IntegerField()
+    business_object = models.CharField(max_length=200)
+    state = models.CharField(max_length=24)
+    version = models.IntegerField(default=1)
+    generation = models.IntegerField(default=0)
+    lease_owner = models.CharField(max_length=120, default="")
+    lease_until = models.DateTimeField(null=True)
+    due_at = models.DateTimeField(null=True)  # when the sweep looks at it next; null: woken by a transition only
+    waiting_for = models.CharField(max_length=200, default="")  # the step at which it stands
+    escalated_at = models.DateTimeField(null=True)
+    escalation_reason = models.CharField(max_length=64, default="")
+    reason_code = models.CharField(max_length=64, default="")
+    input_shown = models.TextField(default="{}")
+    input_sealed = models.TextField(default="")
+    requested_by = models.CharField(max_length=120, default="")
+    on_behalf_of = models.CharField(max_length=120, default="")
+    created_at = models.DateTimeField()
+    updated_at = models.DateTimeField()
+    settled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "workflow_type", "workflow_id"], name="run_identity"),
+            _choices_check("state", RunState, "run_state_known"),
+            # Only a running or compensating run is held by somebody; every other one is held by nobody.
+            models.CheckConstraint(
+                condition=Q(lease_until__isnull=True) | Q(state__in=[RunState.RUNNING, RunState.COMPENSATING]),
+                name="run_lease_only_while_held",
+            ),
+            models.CheckConstraint(
+                condition=~Q(state=RunState.RUNNING) | Q(lease_until__isnull=False), name="run_running_has_lease"
+            ),
+            # An ended run is not due: nothing may go on with it without an explicit transition.
+            models.CheckConstraint(
+                condition=~Q(state__in=[str(s) for s in RUN_TERMINAL]) | Q(due_at__isnull=True),
+                name="run_ended_is_not_due",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["due_at"], condition=Q(due_at__isnull=False), name="run_due"),
+            models.Index(fields=["tenant", "-id"], name="run_newest"),
+            models.Index(fields=["tenant", "business_object"], name="run_object"),
+            models.Index(fields=["tenant", "-id"], condition=Q(escalated_at__isnull=False), name="run_escalated"),
+        ]
+
+    @property
+    def input(self) -> Json:
+        """What the run was started with, whole. Never to be shown."""
+        return join(self.input_shown, self.input_sealed)
+
+
+class Operation(models.Model):
+    """One intended external effect of one workflow step. See design, sections 1 and 2."""
+
+    tenant = models.CharField(max_length=64)
+    workflow_type = models.CharField(max_length=200)
+    workflow_id = models.CharField(max_length=200)
+    step = models.CharField(max_length=200)
+    business_object = models.CharField(max_length=200)
+    intent_version = models.IntegerField(default=1)
+    lineage = models.BinaryField()  # 32 bytes: the identity without its version
+    key = models.CharField(max_length=80, unique=True, db_collation="C")
+    run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="operations", db_index=False)
+    execution = models.CharField(max_length=12, default="aftercall")  # who sends: aftercall | caller
+
+    provider = models.CharField(max_length=64)
+    account = models.CharField(max_length=120)
+    action = models.CharField(max_length=120)
+    fingerprint = models.CharField(max_length=80)
+    request_shown = models.TextField(default="{}")
+    request_sealed = models.TextField(default="")
+    amount_minor = models.BigIntegerField(null=True)  # minor units
+    currency = models.CharField(max_length=8, default="")
+
+    state = models.CharField(max_length=24)
+    version = models.IntegerField(default=1)  # rises with every transition; every write compares it
+    generation = models.IntegerField(default=0)  # rises with every claim and every expiry; fences late writers
+    claim_nonce = models.UUIDField(null=True)
+    lease_owner = models.CharField(max_length=120, default="")
+    lease_until = models.DateTimeField(null=True)
+    lease_ended_at = models.DateTimeField(null=True)  # when the last lease expired unanswered
+    due_at = models.DateTimeField(null=True)  # when the sweep looks at it next
+    not_before = models.DateTimeField(null=True)  # not claimable earlier; back-off ends here
+
+    attempts = models.IntegerField(default=0)  # counted before the call
+    unknown_attempts = ArrayField(models.IntegerField(), default=list)  # numbers of the attempts nobody knows about
+    absent_reads = models.IntegerField(default=0)  # complete empty reads since the last send
+    absent_read_at = models.DateTimeField(null=True)
+    look_ups = models.IntegerField(default=0)
+    identical_replays = models.IntegerField(default=0)  # times the provider replayed the same stored error
+    first_sent_at = models.DateTimeField(null=True)
+    last_sent_at = models.DateTimeField(null=True)
+    same_key_until = models.DateTimeField(null=True)  # first send + key retention - margin
+    escalate_at = models.DateTimeField(null=True)  # unknown beyond this: a person must act
+
+    error_class = models.CharField(max_length=24, default="")
+    reason_code = models.CharField(max_length=64, default="")
+    escalated_at = models.DateTimeField(null=True)
+    escalation_reason = models.CharField(max_length=64, default="")
+
+    basis = models.CharField(max_length=12, default="")
+    provider_operation_id = models.CharField(max_length=200, default="", db_collation="C")
+    effect_id = models.CharField(max_length=200, default="", db_collation="C")  # unless the id names the target
+    result_shown = models.TextField(default="")
+    result_sealed = models.TextField(default="")
+    cost_minor = models.BigIntegerField(default=0)
+
+    requested_by = models.CharField(max_length=120, default="")
+    on_behalf_of = models.CharField(max_length=120, default="")
+    intended_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField()
+    updated_at = models.DateTimeField()
+    settled_at = models.DateTimeField(null=True)
+
+    objects = OperationQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            # One row an identity: the second claim of the same intent finds the first one.
+            models.UniqueConstraint(fields=["lineage", "intent_version"], name="operation_identity"),
+            # One effect object at the provider proves one operation.
+            models.UniqueConstraint(
+                fields=["provider", "account", "action", "effect_id"],
+                condition=~Q(effect_id=""),
+                name="operation_one_effect_one_operation",
+            ),
+            _choices_check("state", State, "operation_state_known"),
+            _choices_check("basis", ["", *Basis], "operation_basis_known"),
+            # Pending means claimed under a lease, and nothing else does.
+            models.CheckConstraint(
+                condition=(Q(state=State.PENDING) & Q(lease_until__isnull=False) & Q(claim_nonce__isnull=False))
+                | (~Q(state=State.PENDING) & Q(lease_until__isnull=True) & Q(claim_nonce__isnull=True)),
+                name="operation_pending_is_leased",
+            ),
+            # A claim that nobody would ever look at again cannot be written.
+            models.CheckConstraint(
+                condition=~Q(state=State.PENDING) | Q(due_at__isnull=False), name="operation_pending_is_due"
+            ),
+            # Unknown is watched by the sweep, or a person was called.
+            models.CheckConstraint(
+                condition=~Q(state=State.AMBIGUOUS) | Q(due_at__isnull=False) | Q(escalated_at__isnull=False),
+                name="operation_ambiguous_is_watched",
+            ),
+            # Retryable means that no attempt was applied: an unknown one forbids it.
+            models.CheckConstraint(
+                condition=~Q(state__in=[State.READY, State.FAILED_RETRYABLE]) | Q(unknown_attempts=[]),
+                name="operation_retryable_knows_all_attempts",
+            ),
+            # The last attempt never speaks for an unknown earlier one.
+            models.CheckConstraint(
+                condition=~Q(state=State.FAILED_TERMINAL) | Q(unknown_attempts=[]) | Q(basis=Basis.ASSERTED),
+                name="operation_failed_knows_all_attempts",
+            ),
+            models.CheckConstraint(
+                condition=~Q(state=State.SUCCEEDED) | ~Q(basis=""), name="operation_succeeded_has_basis"
+            ),
+            models.CheckConstraint(
+                condition=Q(escalated_at__isnull=True, escalation_reason="")
+                | (Q(escalated_at__isnull=False) & ~Q(escalation_reason="")),
+                name="operation_escalation_has_reason",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["due_at"], condition=Q(due_at__isnull=False), name="operation_due"),
+            models.Index(fields=["tenant", "-id"], name="operation_newest"),
+            models.Index(
+                fields=["tenant", "state", "-id"],
+                condition=~Q(state__in=[State.SUCCEEDED, State.FAILED_TERMINAL, State.TERMINATED]),
+                name="operation_open",
+            ),
+            models.Index(fields=["tenant", "-id"], condition=Q(escalated_at__isnull=False), name="operation_escalated"),
+            models.Index(
+                fields=["tenant", "-settled_at"], condition=Q(settled_at__isnull=False), name="operation_settled"
+            ),
+            models.Index(fields=["tenant", "business_object"], name="operation_object"),
+            models.Index(fields=["tenant", "workflow_id"], name="operation_workflow"),
+            models.Index(
+                fields=["provider_operation_id"], condition=~Q(provider_operation_id=""), name="operation_provider_id"
+            ),
+            models.Index(fields=["run", "id"], condition=Q(run__isnull=False), name="operation_run"),
+        ]
+
+    @property
+    def subject(self) -> str:
+        """The name of this operation in the audit log."""
+        return f"operation:{self.pk}"
+
+    @property
+    def request(self) -> Json:
+        """The first accepted request, whole: what is sent and re-sent. Never to be shown."""
+        return join(self.request_shown, self.request_sealed)
+
+    @property
+    def result(self) -> Json:
+        """What the provider answered, whole. Never to be shown."""
+        return join(self.result_shown, self.result_sealed)
+
+
+class JournalEntry(models.Model):
+    """What was observed: attempts, receipts, silence, findings, late reports. Append-only."""
+
+    operation = models.ForeignKey(Operation, null=True, on_delete=models.PROTECT, db_index=False)
+    run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, db_index=False)
+    at = models.DateTimeField()
+    kind = models.CharField(max_length=32)
+    attempt = models.IntegerField(null=True)
+    generation = models.IntegerField(null=True)
+    observer = models.CharField(max_length=120, default="")  # the worker or person that saw it
+    data = models.TextField(default="{}")  # JSON; shown fields only
+    sealed = models.TextField(default="")  # the others
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["operation", "id"], condition=Q(operation__isnull=False), name="journal_operation"),
+            models.Index(fields=["run", "id"], condition=Q(run__isnull=False), name="journal_run"),
+        ]
+
+
+class AllowedMove(models.Model):
+    """The pairs of states.py as the database checks them. Written by migrations alone."""
+
+    kind = models.CharField(max_length=12)
+    source = models.CharField(max_length=24)  # "" is the birth
+    target = models.CharField(max_length=24)
+
+    class Meta:
+        db_table = "reconciliation_move"
+        constraints = [models.UniqueConstraint(fields=["kind", "source", "target"], name="move_once")]
+
+
+class Worker(models.Model):
+    """A process that may send. Its death can be proven only where it lived: by boot, process namespace and pid."""
+
+    name = models.CharField(max_length=120, unique=True)
+    role = models.CharField(max_length=12)  # worker | beat | web
+    host = models.CharField(max_length=120)
+    boot_id = models.CharField(max_length=64)
+    pid_namespace = models.CharField(max_length=64)
+    pid = models.IntegerField()
+    pid_started = models.BigIntegerField()  # clock ticks since boot: tells a reused pid from the process meant
+    started_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+    dead_at = models.DateTimeField(null=True)  # proven, not presumed
+
+    class Meta:
+        indexes = [models.Index(fields=["boot_id"], condition=Q(dead_at__isnull=True), name="worker_alive")]
+
+
+class Tick(models.Model):
+    """When a recurring duty (beat, sweep) was last done, for the health page."""
+
+    name = models.CharField(max_length=40, primary_key=True)
+    at = models.DateTimeField()
+    by = models.CharField(max_length=120)
+    handled = models.IntegerField(default=0)
+
+
+class ActionToken(models.Model):
+    """A form's one-time token: the same token gets the first answer again."""
+
+    token = models.UUIDField(primary_key=True)
+    tenant = models.CharField(max_length=64)
+    actor = models.CharField(max_length=120)
+    action = models.CharField(max_length=40)
+    subject = models.CharField(max_length=120)
+    created_at = models.DateTimeField()
+    verdict = models.CharField(max_length=24, default="")  # "" while the first press is at work
+    message = models.TextField(default="")

@@ -1,0 +1,334 @@
+-- The functions through which transition.py, and nothing else, writes operations, runs and the journal.
+-- They run with the owner's rights; the application role has no right of its own to change these tables.
+-- Lock order everywhere: run, then operation, then the audit subject. Time is read after the locks are held.
+
+-- Patches name columns. p_patch holds values, p_after seconds from now, p_once seconds from now for columns still null.
+CREATE OR REPLACE FUNCTION ledger_patch(p_row jsonb, p_patch jsonb, p_after jsonb, p_once jsonb, p_now timestamptz)
+RETURNS jsonb LANGUAGE plpgsql STABLE SET search_path = public, pg_temp AS $$
+DECLARE
+    v_patch jsonb := coalesce(p_patch, '{}');
+    v_name text;
+    v_seconds numeric;
+BEGIN
+    IF p_after IS NOT NULL THEN
+        FOR v_name, v_seconds IN SELECT * FROM jsonb_each_text(p_after) LOOP
+            v_patch := v_patch || jsonb_build_object(v_name, p_now + v_seconds * interval '1 second');
+        END LOOP;
+    END IF;
+    IF p_once IS NOT NULL THEN
+        FOR v_name, v_seconds IN SELECT * FROM jsonb_each_text(p_once) LOOP
+            IF p_row IS NULL OR p_row->>v_name IS NULL THEN
+                v_patch := v_patch || jsonb_build_object(v_name, p_now + v_seconds * interval '1 second');
+            END IF;
+        END LOOP;
+    END IF;
+    RETURN v_patch;
+END $$;
+
+CREATE OR REPLACE FUNCTION ledger_journal(p_operation bigint, p_run bigint, p_now timestamptz, p_entries jsonb)
+RETURNS void LANGUAGE sql SET search_path = public, pg_temp AS $$
+    INSERT INTO reconciliation_journalentry
+        (operation_id, run_id, at, kind, attempt, generation, observer, data, sealed)
+    SELECT p_operation, p_run, p_now, e->>'kind', (e->>'attempt')::int, (e->>'generation')::int,
+           coalesce(e->>'observer', ''), coalesce(e->>'data', '{}'), coalesce(e->>'sealed', '')
+    FROM jsonb_array_elements(p_entries) AS e;
+$$;
+
+-- Journal alone: what was observed, where nothing is decided by it.
+CREATE OR REPLACE FUNCTION ledger_note(p_operation bigint, p_run bigint, p_entries jsonb, p_due_now boolean)
+RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz;
+BEGIN
+    IF p_due_now THEN
+        -- A kept report is a reason to look again; where a person was called, automation stays out.
+        UPDATE reconciliation_operation SET due_at = least(due_at, aftercall_now())
+         WHERE id = p_operation AND state = 'ambiguous' AND escalated_at IS NULL;
+    END IF;
+    v_now := aftercall_now();
+    PERFORM ledger_journal(p_operation, p_run, v_now, p_entries);
+    RETURN v_now;
+END $$;
+
+-- The birth of an operation. Returns no verdict row of an existing one: ON CONFLICT waits for the other transaction,
+-- and the caller reads in a statement of its own, whose snapshot sees it.
+CREATE OR REPLACE FUNCTION ledger_open(
+    p_row jsonb, p_after jsonb, p_journal jsonb, p_body text, p_openings jsonb, p_run_generation int
+) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_new reconciliation_operation;
+    v_run reconciliation_run;
+    v_other reconciliation_operation;
+    v_now timestamptz;
+    v_lineage bytea := (p_row->>'lineage')::bytea;
+    v_version int := (p_row->>'intent_version')::int;
+    v_run_id bigint := (p_row->>'run_id')::bigint;
+    -- What a new row holds unless told otherwise; a column forgotten here is refused by its NOT NULL.
+    v_blank CONSTANT jsonb := '{"execution": "aftercall", "request_shown": "{}", "request_sealed": "", "currency": "",
+        "version": 1, "generation": 0, "lease_owner": "", "attempts": 0, "unknown_attempts": [], "absent_reads": 0,
+        "look_ups": 0, "identical_replays": 0, "error_class": "", "reason_code": "", "escalation_reason": "",
+        "basis": "", "provider_operation_id": "", "effect_id": "", "result_shown": "", "result_sealed": "",
+        "cost_minor": 0, "requested_by": "", "on_behalf_of": ""}';
+BEGIN
+    IF v_run_id IS NOT NULL THEN
+        SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_run_id FOR SHARE;
+        IF v_run.state IS DISTINCT FROM 'running' OR v_run.generation IS DISTINCT FROM p_run_generation THEN
+            RETURN QUERY SELECT 'run_not_held'::text, v_run_id, aftercall_now(), coalesce(v_run.state, 'none')::text;
+            RETURN;
+        END IF;
+    END IF;
+    -- Two versions of one intent serialise here, so that neither can slip past the other (rule 9).
+    PERFORM pg_advisory_xact_lock(('x' || encode(substring(v_lineage FROM 1 FOR 8), 'hex'))::bit(64)::bigint);
+    FOR v_other IN
+        SELECT * FROM reconciliation_operation o WHERE o.lineage = v_lineage ORDER BY o.intent_version
+    LOOP
+        IF v_other.intent_version = v_version THEN
+            RETURN QUERY SELECT 'exists'::text, v_other.id, aftercall_now(), ''::text;
+            RETURN;
+        ELSIF v_other.intent_version > v_version THEN
+            RETURN QUERY SELECT 'newer_version_exists'::text, v_other.id, aftercall_now(), v_other.state::text;
+            RETURN;
+        ELSIF v_other.state IN ('pending', 'ambiguous') OR v_other.unknown_attempts <> '{}'
+              AND v_other.state <> 'succeeded' THEN
+            RETURN QUERY SELECT 'older_version_open'::text, v_other.id, aftercall_now(), v_other.state::text;
+            RETURN;
+        ELSIF v_other.state IN ('ready', 'awaiting_approval', 'failed_retryable') THEN
+            RETURN QUERY SELECT 'older_version_waiting'::text, v_other.id, aftercall_now(), v_other.version::text;
+            RETURN;
+        END IF;
+    END LOOP;
+    IF NOT EXISTS (SELECT 1 FROM reconciliation_move m
+                   WHERE m.kind = 'operation' AND m.source = '' AND m.target = p_row->>'state') THEN
+        RETURN QUERY SELECT 'not_in_table'::text, NULL::bigint, aftercall_now(), ''::text;
+        RETURN;
+    END IF;
+    v_now := aftercall_now();
+    v_new := jsonb_populate_record(
+        NULL::reconciliation_operation,
+        v_blank || p_row || ledger_patch(NULL, jsonb_build_object('created_at', v_now, 'updated_at', v_now), p_after, NULL, v_now)
+    );
+    v_new.id := nextval(pg_get_serial_sequence('reconciliation_operation', 'id'));
+    INSERT INTO reconciliation_operation SELECT v_new.*;
+    PERFORM ledger_journal(v_new.id, NULL, v_now, p_journal);
+    PERFORM audit_append('operation:' || v_new.id, v_new.tenant, 'transition', NULL, v_new.state, v_new.version,
+                         p_body, p_openings);
+    RETURN QUERY SELECT 'moved'::text, v_new.id, v_now, ''::text;
+END $$;
+
+-- Any later move of an operation, or of its mark (p_to NULL keeps the state).
+-- p_guard names what must hold under the lock, by the database's clock:
+--   lease_over    the lease has run out            lease_live   it has not, and the generation is p_generation
+--   same_key      the key is still remembered      due          not_before has passed
+--   held          p_generation is the current one and the state is pending, whatever the lease's clock says
+CREATE OR REPLACE FUNCTION ledger_move_operation(
+    p_id bigint, p_version int, p_generation int, p_to text, p_patch jsonb, p_after jsonb, p_once jsonb,
+    p_guard text[], p_journal jsonb, p_body text, p_openings jsonb, p_run_generation int
+) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text, version int)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_old reconciliation_operation;
+    v_new reconciliation_operation;
+    v_run reconciliation_run;
+    v_run_id bigint;
+    v_now timestamptz;
+    v_refused text;
+BEGIN
+    SELECT o.run_id INTO v_run_id FROM reconciliation_operation o WHERE o.id = p_id;
+    IF v_run_id IS NOT NULL THEN
+        SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_run_id FOR NO KEY UPDATE;
+    END IF;
+    SELECT * INTO v_old FROM reconciliation_operation o WHERE o.id = p_id FOR NO KEY UPDATE;
+    v_now := aftercall_now();
+    v_refused := CASE
+        WHEN v_old.id IS NULL THEN 'gone'
+        WHEN p_version IS NOT NULL AND v_old.version <> p_version THEN 'stale_version'
+        WHEN 'held' = ANY (p_guard) AND (v_old.state <> 'pending' OR v_old.generation <> p_generation)
+            THEN 'stale_generation'
+        WHEN 'lease_live' = ANY (p_guard) AND (v_old.state <> 'pending' OR v_old.generation <> p_generation
+            OR v_old.lease_until <= v_now) THEN 'stale_generation'
+        WHEN 'lease_over' = ANY (p_guard) AND v_old.lease_until > v_now THEN 'lease_live'
+        WHEN 'same_key' = ANY (p_guard) AND (v_old.same_key_until IS NULL OR v_old.same_key_until <= v_now)
+            THEN 'key_forgotten'
+        WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
+        WHEN p_to = 'pending' AND v_run_id IS NOT NULL AND (v_run.state <> 'running'
+            OR v_run.generation IS DISTINCT FROM p_run_generation) THEN 'run_not_held'
+        WHEN p_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'operation'
+            AND m.source = v_old.state AND m.target = p_to) THEN 'not_in_table'
+    END;
+    IF v_refused IS NOT NULL THEN
+        RETURN QUERY SELECT v_refused, p_id, v_now, coalesce(v_old.state, '')::text, v_old.version;
+        RETURN;
+    END IF;
+    v_new := jsonb_populate_record(v_old, ledger_patch(
+        CASE WHEN p_once IS NULL THEN NULL ELSE to_jsonb(v_old) END, p_patch, p_after, p_once, v_now));
+    v_new.state := coalesce(p_to, v_old.state);
+    v_new.version := v_old.version + 1;
+    v_new.updated_at := v_now;
+    IF v_new.state <> 'pending' THEN
+        v_new.lease_until := NULL;
+        v_new.claim_nonce := NULL;
+    END IF;
+    IF v_new.state IN ('succeeded', 'failed_terminal', 'terminated') THEN
+        v_new.settled_at := coalesce(v_old.settled_at, v_now);
+        v_new.due_at := NULL;
+    ELSIF v_new.state = 'ambiguous' AND v_new.escalated_at IS NOT NULL THEN
+        v_new.due_at := NULL;
+    END IF;
+    UPDATE reconciliation_operation o SET
+        state = v_new.state, version = v_new.version, generation = v_new.generation,
+        claim_nonce = v_new.claim_nonce, lease_owner = v_new.lease_owner, lease_until = v_new.lease_until,
+        lease_ended_at = v_new.lease_ended_at, due_at = v_new.due_at, not_before = v_new.not_before,
+        attempts = v_new.attempts,
+        unknown_attempts = v_new.unknown_attempts, absent_reads = v_new.absent_reads,
+        absent_read_at = v_new.absent_read_at, look_ups = v_new.look_ups,
+        identical_replays = v_new.identical_replays, first_sent_at = v_new.first_sent_at,
+        last_sent_at = v_new.last_sent_at, same_key_until = v_new.same_key_until, escalate_at = v_new.escalate_at,
+        error_class = v_new.error_class, reason_code = v_new.reason_code, escalated_at = v_new.escalated_at,
+        escalation_reason = v_new.escalation_reason, basis = v_new.basis,
+        provider_operation_id = v_new.provider_operation_id, effect_id = v_new.effect_id,
+        result_shown = v_new.result_shown, result_sealed = v_new.result_sealed, cost_minor = v_new.cost_minor,
+        updated_at = v_new.updated_at, settled_at = v_new.settled_at
+    WHERE o.id = p_id;
+    IF v_run_id IS NOT NULL AND v_new.state <> v_old.state AND v_new.state <> 'pending'
+       AND v_run.state IN ('pending', 'uncertain', 'awaiting_approval') AND v_run.escalated_at IS NULL THEN
+        -- The run waits for this: wake it in the same transaction, so that no wake-up can be lost.
+        UPDATE reconciliation_run r SET due_at = least(r.due_at, v_now) WHERE r.id = v_run_id;
+    END IF;
+    PERFORM ledger_journal(p_id, NULL, v_now, p_journal);
+    PERFORM audit_append('operation:' || p_id, v_old.tenant, 'transition', v_old.state, v_new.state, v_new.version,
+                         p_body, p_openings);
+    RETURN QUERY SELECT 'moved'::text, p_id, v_now, v_old.state::text, v_new.version;
+END $$;
+
+-- The birth of a run. A known identity is told, and read by the caller in a statement of its own.
+CREATE OR REPLACE FUNCTION ledger_open_run(p_row jsonb, p_after jsonb, p_body text, p_openings jsonb)
+RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_new reconciliation_run;
+    v_now timestamptz := aftercall_now();
+    v_blank CONSTANT jsonb := '{"version": 1, "generation": 0, "lease_owner": "", "waiting_for": "",
+        "escalation_reason": "", "reason_code": "", "input_shown": "{}", "input_sealed": "", "requested_by": "",
+        "on_behalf_of": ""}';
+BEGIN
+    v_new := jsonb_populate_record(NULL::reconciliation_run, v_blank || p_row || ledger_patch(
+        NULL, jsonb_build_object('created_at', v_now, 'updated_at', v_now), p_after, NULL, v_now));
+    v_new.id := nextval(pg_get_serial_sequence('reconciliation_run', 'id'));
+    INSERT INTO reconciliation_run SELECT v_new.* ON CONFLICT (tenant, workflow_type, workflow_id) DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT 'exists'::text, NULL::bigint, v_now, ''::text;
+        RETURN;
+    END IF;
+    PERFORM audit_append('run:' || v_new.id, v_new.tenant, 'transition', NULL, v_new.state, v_new.version,
+                         p_body, p_openings);
+    RETURN QUERY SELECT 'moved'::text, v_new.id, v_now, ''::text;
+END $$;
+
+-- Any later move of a run. Guards: held (p_generation is the current one), not_held.
+CREATE OR REPLACE FUNCTION ledger_move_run(
+    p_id bigint, p_version int, p_generation int, p_to text, p_patch jsonb, p_after jsonb,
+    p_guard text[], p_journal jsonb, p_body text, p_openings jsonb
+) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text, version int)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_old reconciliation_run;
+    v_new reconciliation_run;
+    v_now timestamptz;
+    v_refused text;
+BEGIN
+    SELECT * INTO v_old FROM reconciliation_run r WHERE r.id = p_id FOR NO KEY UPDATE;
+    v_now := aftercall_now();
+    v_refused := CASE
+        WHEN v_old.id IS NULL THEN 'gone'
+        WHEN p_version IS NOT NULL AND v_old.version <> p_version THEN 'stale_version'
+        WHEN 'held' = ANY (p_guard) AND (v_old.lease_until IS NULL OR v_old.generation <> p_generation)
+            THEN 'stale_generation'
+        WHEN 'not_held' = ANY (p_guard) AND v_old.lease_until > v_now THEN 'lease_live'
+        WHEN p_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'run'
+            AND m.source = v_old.state AND m.target = p_to) THEN 'not_in_table'
+    END;
+    IF v_refused IS NOT NULL THEN
+        RETURN QUERY SELECT v_refused, p_id, v_now, coalesce(v_old.state, '')::text, v_old.version;
+        RETURN;
+    END IF;
+    v_new := jsonb_populate_record(v_old, ledger_patch(NULL, p_patch, p_after, NULL, v_now));
+    v_new.state := coalesce(p_to, v_old.state);
+    v_new.version := v_old.version + 1;
+    v_new.updated_at := v_now;
+    IF v_new.state NOT IN ('running', 'compensating') THEN
+        v_new.lease_until := NULL;
+    END IF;
+    IF v_new.state IN ('succeeded', 'failed', 'compensated', 'cancelled') THEN
+        v_new.settled_at := coalesce(v_old.settled_at, v_now);
+        v_new.due_at := NULL;
+    END IF;
+    UPDATE reconciliation_run r SET
+        state = v_new.state, version = v_new.version, generation = v_new.generation,
+        lease_owner = v_new.lease_owner, lease_until = v_new.lease_until, due_at = v_new.due_at,
+        waiting_for = v_new.waiting_for, escalated_at = v_new.escalated_at,
+        escalation_reason = v_new.escalation_reason, reason_code = v_new.reason_code,
+        updated_at = v_new.updated_at, settled_at = v_new.settled_at
+    WHERE r.id = p_id;
+    PERFORM ledger_journal(NULL, p_id, v_now, p_journal);
+    PERFORM audit_append('run:' || p_id, v_old.tenant, 'transition', v_old.state, v_new.state, v_new.version,
+                         p_body, p_openings);
+    RETURN QUERY SELECT 'moved'::text, p_id, v_now, v_old.state::text, v_new.version;
+END $$;
+
+-- A lease is prolonged only while it lives and is held; it never outlives p_longest seconds from the last send.
+CREATE OR REPLACE FUNCTION ledger_heartbeat(p_id bigint, p_generation int, p_seconds numeric, p_longest numeric)
+RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_until timestamptz;
+BEGIN
+    PERFORM 1 FROM reconciliation_operation o WHERE o.id = p_id FOR NO KEY UPDATE;
+    UPDATE reconciliation_operation o
+       SET lease_until = least(aftercall_now() + p_seconds * interval '1 second',
+                               o.last_sent_at + p_longest * interval '1 second'),
+           due_at = least(aftercall_now() + p_seconds * interval '1 second',
+                          o.last_sent_at + p_longest * interval '1 second')
+     WHERE o.id = p_id AND o.state = 'pending' AND o.generation = p_generation AND o.lease_until > aftercall_now()
+    RETURNING o.lease_until INTO v_until;
+    RETURN v_until;
+END $$;
+
+CREATE OR REPLACE FUNCTION ledger_heartbeat_run(p_id bigint, p_generation int, p_seconds numeric)
+RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_until timestamptz;
+BEGIN
+    PERFORM 1 FROM reconciliation_run r WHERE r.id = p_id FOR NO KEY UPDATE;
+    UPDATE reconciliation_run r
+       SET lease_until = aftercall_now() + p_seconds * interval '1 second',
+           due_at = aftercall_now() + p_seconds * interval '1 second'
+     WHERE r.id = p_id AND r.generation = p_generation AND r.lease_until > aftercall_now()
+    RETURNING r.lease_until INTO v_until;
+    RETURN v_until;
+END $$;
+
+-- Hand out due work: each id goes to one caller, and comes back after p_again seconds if that caller is lost.
+-- Moving due_at decides nothing: what may be done is decided by the move itself, under its own lock.
+CREATE OR REPLACE FUNCTION ledger_take_due(p_kind text, p_limit int, p_again numeric)
+RETURNS SETOF bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := aftercall_now();
+BEGIN
+    IF p_kind = 'operation' THEN
+        RETURN QUERY UPDATE reconciliation_operation o SET due_at = v_now + p_again * interval '1 second'
+         WHERE o.id IN (SELECT d.id FROM reconciliation_operation d WHERE d.due_at <= v_now
+                        ORDER BY d.due_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) RETURNING o.id;
+    ELSE
+        RETURN QUERY UPDATE reconciliation_run r SET due_at = v_now + p_again * interval '1 second'
+         WHERE r.id IN (SELECT d.id FROM reconciliation_run d WHERE d.due_at <= v_now
+                        ORDER BY d.due_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) RETURNING r.id;
+    END IF;
+END $$;

@@ -1,0 +1,287 @@
+"""The single writer: every change of the state or mark of an operation or run passes through here.
+
+One call is one statement and, outside a transaction, one commit: the database function takes the locks, reads its
+clock, compares version or generation, looks the pair up in the table loaded from states.py, and writes row, journal
+and audit entry together, or refuses with a verdict that becomes one of the errors below.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, ClassVar
+
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from audit import log
+from audit.log import Fact
+
+from .models import Operation, Run
+from .states import Kind
+
+ALIAS = DEFAULT_DB_ALIAS
+
+
+class TransitionRefused(Exception):
+    """A move that was not made. `verdict` names why, `source` the state that was found, `target` the one wanted."""
+
+    verdict: ClassVar[str] = "refused"
+    sentence: ClassVar[str] = "The move was refused."
+
+    def __init__(self, *, kind: str, pk: int | None, source: str, target: str | None) -> None:
+        super().__init__(f"{kind} {pk}: {source or 'new'} -> {target or source}: {self.sentence}")
+        self.kind, self.pk, self.source, self.target = kind, pk, source, target
+
+
+class Gone(TransitionRefused):
+    verdict, sentence = "gone", "There is no such row."
+
+
+class StaleVersion(TransitionRefused):
+    verdict, sentence = "stale_version", "It changed since it was read; read it again and decide anew."
+
+
+class StaleGeneration(TransitionRefused):
+    verdict, sentence = "stale_generation", "The lease is over or another holder has it; nothing more may be written."
+
+
+class LeaseLive(TransitionRefused):
+    verdict, sentence = "lease_live", "A live lease holds it; wait for its end."
+
+
+class KeyForgotten(TransitionRefused):
+    verdict, sentence = "key_forgotten", "The provider may have forgotten the key; the same key is no longer safe."
+
+
+class NotDue(TransitionRefused):
+    verdict, sentence = "not_due", "It may not be claimed yet."
+
+
+class RunNotHeld(TransitionRefused):
+    verdict, sentence = "run_not_held", "Its run is not running under this holder; a stopped run sends nothing."
+
+
+class NotInTable(TransitionRefused):
+    verdict, sentence = "not_in_table", "The transition table has no such move."
+
+
+class OlderVersionOpen(TransitionRefused):
+    verdict, sentence = (
+        "older_version_open",
+        "An older version of this intent is in flight or unknown; settle it first.",
+    )
+
+
+class NewerVersionExists(TransitionRefused):
+    verdict, sentence = "newer_version_exists", "A newer version of this intent exists; the older one is void."
+
+
+class OlderVersionWaiting(TransitionRefused):
+    verdict, sentence = "older_version_waiting", "An older version still waits; withdraw it first."
+
+
+REFUSALS: dict[str, type[TransitionRefused]] = {
+    error.verdict: error
+    for error in (
+        Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, RunNotHeld, NotInTable,
+        OlderVersionOpen, NewerVersionExists, OlderVersionWaiting,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """One journal entry to be. `data` holds fields that may be seen, `sealed` a token of the others."""
+
+    kind: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    attempt: int | None = None
+    generation: int | None = None
+    observer: str = ""
+    sealed: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """As the database functions take it."""
+        return {
+            "kind": self.kind,
+            "data": json.dumps(self.data, ensure_ascii=False),
+            "attempt": self.attempt,
+            "generation": self.generation,
+            "observer": self.observer,
+            "sealed": self.sealed,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """A move that was made: the row's id, the database's time, the state it came from, the version it has now."""
+
+    pk: int
+    at: datetime
+    source: str
+    version: int
+
+
+def open_operation(
+    *,
+    row: Mapping[str, Any],
+    after: Mapping[str, float],
+    observed: Sequence[Observed],
+    fact: Fact,
+    run_generation: int | None = None,
+) -> Moved | None:
+    """Record a new operation in `row["state"]`. None where its identity is already known.
+
+    Raises RunNotHeld, OlderVersionOpen, OlderVersionWaiting, NewerVersionExists, NotInTable.
+    """
+    body, openings = log.body(fact)
+    verdict, pk, at, detail = _call(
+        "SELECT * FROM ledger_open(%s::jsonb, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s)",
+        [_json(row), _json(after), _journal(observed), body, _json(openings or None), run_generation],
+    )
+    if verdict == "exists":
+        return None
+    _raise_unless_moved(verdict, kind=Kind.OPERATION, pk=pk, source=detail, target=str(row["state"]))
+    return Moved(pk=pk, at=at, source="", version=1)
+
+
+def transition(
+    subject: Operation | Run,
+    *,
+    to: str | None,
+    fact: Fact,
+    version: int | None = None,
+    generation: int | None = None,
+    patch: Mapping[str, Any] | None = None,
+    after: Mapping[str, float] | None = None,
+    once: Mapping[str, float] | None = None,
+    guard: Sequence[str] = (),
+    observed: Sequence[Observed] = (),
+    run_generation: int | None = None,
+) -> Moved:
+    """Move `subject` to state `to` (None keeps the state and changes the mark or a due time).
+
+    Exactly one of `version` (compare-and-set) and `generation` with a guard `held` or `lease_live` (fence) must be
+    given. `patch` sets columns to values, `after` to seconds from the database's now, `once` the same for columns that
+    are still null. Raises a TransitionRefused that names from, to and id; nothing is written then.
+    """
+    if version is None and not (generation is not None and {"held", "lease_live"} & set(guard)):
+        raise ValueError("a transition needs the version it was decided on, or the generation that it is fenced by")
+    body, openings = log.body(fact)
+    common = [subject.pk, version, generation, to, _json(patch or {}), _json(after) if after else None]
+    tail = [_journal(observed), body, _json(openings or None)]
+    if isinstance(subject, Operation):
+        statement = (
+            "SELECT * FROM ledger_move_operation"
+            "(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb, %s::text[], %s::jsonb, %s, %s::jsonb, %s)"
+        )
+        values = [*common, _json(once) if once else None, list(guard), *tail, run_generation]
+    else:
+        statement = (
+            "SELECT * FROM ledger_move_run(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s::text[], %s::jsonb, %s, %s::jsonb)"
+        )
+        values = [*common, list(guard), *tail]
+    verdict, pk, at, detail, new_version = _call(statement, values)
+    kind = Kind.OPERATION if isinstance(subject, Operation) else Kind.RUN
+    _raise_unless_moved(verdict, kind=kind, pk=pk, source=detail, target=to)
+    return Moved(pk=pk, at=at, source=detail, version=new_version)
+
+
+def open_run(*, row: Mapping[str, Any], after: Mapping[str, float], fact: Fact) -> Moved | None:
+    """Record a new run. None where its identity is already known."""
+    body, openings = log.body(fact)
+    verdict, pk, at, detail = _call(
+        "SELECT * FROM ledger_open_run(%s::jsonb, %s::jsonb, %s, %s::jsonb)",
+        [_json(row), _json(after), body, _json(openings or None)],
+    )
+    if verdict == "exists":
+        return None
+    _raise_unless_moved(verdict, kind=Kind.RUN, pk=pk, source=detail, target=str(row["state"]))
+    return Moved(pk=pk, at=at, source="", version=1)
+
+
+def note(subject: Operation | Run, observed: Sequence[Observed], *, look_soon: bool = False) -> datetime:
+    """Journal alone: keep what was observed where nothing is decided by it. Returns the database's time."""
+    is_operation = isinstance(subject, Operation)
+    (at,) = _call(
+        "SELECT ledger_note(%s, %s, %s::jsonb, %s)",
+        [subject.pk if is_operation else None, None if is_operation else subject.pk, _journal(observed), look_soon],
+    )
+    when: datetime = at
+    return when
+
+
+def refuse(*, subject: str, tenant: str, fact: Fact) -> None:
+    """Record a refused attempt, committed apart from the transaction that it refuses."""
+    connection = connections[ALIAS]
+    if not connection.in_atomic_block:
+        log.append(subject=subject, tenant=tenant, event="refused", fact=fact)
+        return
+    body, openings = log.body(fact)
+    apart = connection.copy(alias=ALIAS)
+    try:
+        with apart.cursor() as cursor:
+            cursor.execute(
+                "SELECT audit_append(%s, %s, 'refused', NULL, NULL, NULL, %s, %s::jsonb)",
+                [subject, tenant, body, _json(openings or None)],
+            )
+    finally:
+        apart.close()
+
+
+def heartbeat(operation: Operation, *, generation: int, seconds: float, longest: float) -> datetime | None:
+    """Prolong a live lease by `seconds`, never beyond `longest` seconds after the send. None: it is over, stop."""
+    (until,) = _call("SELECT ledger_heartbeat(%s, %s, %s, %s)", [operation.pk, generation, seconds, longest])
+    lease: datetime | None = until
+    return lease
+
+
+def heartbeat_run(run: Run, *, generation: int, seconds: float) -> datetime | None:
+    """Prolong the live lease of a run. None: it is over, stop."""
+    (until,) = _call("SELECT ledger_heartbeat_run(%s, %s, %s)", [run.pk, generation, seconds])
+    lease: datetime | None = until
+    return lease
+
+
+def take_due(kind: Kind, *, limit: int, again: float) -> list[int]:
+    """Ids of due work, each handed to one caller, due again in `again` seconds should that caller be lost."""
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("SELECT ledger_take_due(%s, %s, %s)", [kind, limit, again])
+        return [row[0] for row in cursor.fetchall()]
+
+
+def database_now() -> datetime:
+    """The one clock that decides."""
+    (at,) = _call("SELECT aftercall_now()", [])
+    when: datetime = at
+    return when
+
+
+def audit_heads() -> Iterator[tuple[str, int, str]]:
+    """(subject, version, state) of everything that this module writes, for the proof that no audit row is missing."""
+    for kind, model in ((Kind.OPERATION, Operation), (Kind.RUN, Run)):
+        for pk, version, state in model._default_manager.values_list("pk", "version", "state").iterator(
+            chunk_size=2000
+        ):
+            yield f"{kind}:{pk}", version, state
+
+
+def _call(statement: str, values: Sequence[Any]) -> Any:
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(statement, values)
+        return cursor.fetchone()
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _journal(observed: Sequence[Observed]) -> str:
+    return json.dumps([entry.row() for entry in observed], ensure_ascii=False)
+
+
+def _raise_unless_moved(verdict: str, *, kind: Kind, pk: int | None, source: str, target: str | None) -> None:
+    if verdict != "moved":
+        raise REFUSALS[verdict](kind=kind, pk=pk, source=source, target=target)
