@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from django.conf import settings
 from .providers.base import Json
 
 LONGEST = 200  # characters in one identity field: what a B-tree entry and a person can hold
+TENANT = re.compile(r"[a-z0-9_.:-]{1,64}")
 EXACT = 2**53 - 1  # integers beyond it are not the same number in every JSON implementation (RFC 8785 3.2.2.3)
 
 
@@ -50,6 +52,8 @@ class Identity:
                 _check_version(value)
             else:
                 _check_part(name, value)
+        if not TENANT.fullmatch(self.tenant):
+            raise InvalidField("tenant", "must be 1 to 64 of a-z, 0-9, '_', '.', ':' and '-'")
 
     @property
     def lineage(self) -> Json:
