@@ -20,47 +20,49 @@ def canonical(value: Any) -> str:
     Allowed are str, int, bool, None and lists and mappings of them, with text as keys. Raises Unwritable for
     anything else: floats, integers that a double cannot hold, NUL and lone surrogates.
     """
-    if _check(value, "value"):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-    return rfc8785.dumps(value).decode()
+    _check(value, "value")
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    # Keys sort by UTF-16 code units there and by code points here: the same as long as all is ASCII.
+    return text if text.isascii() else rfc8785.dumps(value).decode()
 
 
-def _check(value: Any, path: str) -> bool:
-    """Refuse what has no exact form; say whether code-point order of all keys is also their UTF-16 order."""
+def _check(value: Any, path: str) -> None:
     if value is None or value is True or value is False:
-        return True
+        return
     if isinstance(value, str):
-        return _check_text(value, path)
-    if isinstance(value, int):
-        return _check_integer(value, path)
-    if isinstance(value, list | tuple):
-        return all([_check(item, f"{path}[{place}]") for place, item in enumerate(value)])
-    if isinstance(value, dict):
-        return all([_check_member(key, item, path) for key, item in value.items()])
-    raise Unwritable(f"{path} is a {type(value).__name__}: only text, integers, true, false, null, lists and objects.")
+        _check_text(value, path)
+    elif isinstance(value, int):
+        _check_integer(value, path)
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            _check(item, f"{path}[{place}]")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_member(key, item, path)
+    else:
+        kind = type(value).__name__
+        raise Unwritable(f"{path} is a {kind}: only text, integers, true, false, null, lists and objects are written.")
 
 
-def _check_member(key: Any, value: Any, path: str) -> bool:
+def _check_member(key: Any, value: Any, path: str) -> None:
     if not isinstance(key, str):
         raise Unwritable(f"{path} has a key that is not text.")
-    _check_text(key, path)
-    return _check(value, f"{path}.{key}") and key.isascii()
+    _check_text(key, f"a key of {path}")
+    _check(value, f"{path}.{key}")
 
 
-def _check_text(value: str, path: str) -> bool:
+def _check_text(value: str, path: str) -> None:
     if "\0" in value:
         raise Unwritable(f"{path} holds a NUL character, which PostgreSQL cannot store.")
     try:
         value.encode()
     except UnicodeEncodeError:
         raise Unwritable(f"{path} holds a lone surrogate, which has no UTF-8 form.") from None
-    return True
 
 
-def _check_integer(value: int, path: str) -> bool:
+def _check_integer(value: int, path: str) -> None:
     if not -LARGEST <= value <= LARGEST:
         raise Unwritable(f"{path} is an integer beyond 2^53 - 1: write it as text.")
-    return True
 
 
 def plain(value: Mapping[str, Any]) -> dict[str, Any]:

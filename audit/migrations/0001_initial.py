@@ -1,5 +1,7 @@
 """The clock of the product, the audit log's tables, their one way in, and what keeps them append-only."""
 
+from typing import Any
+
 import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
@@ -115,7 +117,7 @@ NO_ROLE = (
 )
 
 
-def grant(apps, schema_editor):
+def grant(apps: Any, schema_editor: Any) -> None:
     """The application role reads and calls audit_append; it has no other right here, and nobody else has any."""
     role = getattr(settings, "AFTERCALL_APP_ROLE", "aftercall_app")
     name = schema_editor.quote_name(role)
@@ -134,7 +136,7 @@ def grant(apps, schema_editor):
         schema_editor.execute(statement)
 
 
-def text(**options):
+def text(**options: Any) -> Any:
     return models.TextField(db_collation="C", **options)
 
 
