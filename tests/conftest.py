@@ -12,6 +12,7 @@ from django.db import connections
 
 from console import embedded
 from tests import database
+from tests.world import whole_world, world  # noqa: F401 - fixtures
 
 _server: "subprocess.Popen[bytes] | None" = None
 

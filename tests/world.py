@@ -16,15 +16,16 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+
+from tests.processes import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 PROVIDERS = ("pay", "carrier", "mail", "tickets")
@@ -105,7 +106,7 @@ class Server:
 
     def await_waiting(self, number: int = 1, *, seconds: float = 10) -> list[Row]:
         """Wait until `number` requests are being held."""
-        until(lambda: len(self.waiting()) >= number, f"{self.name} holds {number} requests", seconds=seconds)
+        wait_until(lambda: len(self.waiting()) >= number, seconds=seconds)
         return self.waiting()
 
     def release(self, number: int | None = None, *, drop: bool = False) -> int:
@@ -187,14 +188,6 @@ class World:
     def count(self, **filters: str) -> int:
         """How many true effects there are in the whole world."""
         return sum(server.count(**filters) for server in self.servers.values())
-
-
-def until(condition: Callable[[], Any], what: str, *, seconds: float = 10) -> None:
-    """Wait for a condition, not for a time."""
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, f"waited {seconds} s in vain until {what}"
-        time.sleep(0.02)
 
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
