@@ -11,6 +11,7 @@ from console import embedded
 APP_ROLE = "aftercall_app"
 OWNER_ROLE = "aftercall_owner"
 NAME = "aftercall"
+LONELY_OWNER = "DATABASE_OWNER_URL is set but DATABASE_URL is not; set both, or neither for the embedded database."
 RIGHT_URL = "postgresql://user:password@host:5432/database"
 
 
@@ -43,21 +44,23 @@ class OneDatabase:
 def from_environment(environ: Mapping[str, str], *, var: Path) -> Databases:
     """Read DATABASE_URL and DATABASE_OWNER_URL; without the first, the embedded database in `var`. Never raises."""
     if not environ.get("DATABASE_URL"):
-        return _embedded(var)
+        return _embedded(var, lonely_owner=bool(environ.get("DATABASE_OWNER_URL")))
     try:
         app = settings_of(environ["DATABASE_URL"], name="DATABASE_URL")
         owner = settings_of(environ.get("DATABASE_OWNER_URL") or environ["DATABASE_URL"], name="DATABASE_OWNER_URL")
     except ValueError as problem:
-        return Databases(app=_settings(), owner=_settings(), embedded=False, problem=str(problem))
+        nobody = _settings(NAME="", USER="")
+        return Databases(app=nobody, owner=nobody, embedded=False, problem=str(problem))
     return Databases(app=app, owner=owner, embedded=False)
 
 
-def _embedded(var: Path) -> Databases:
+def _embedded(var: Path, *, lonely_owner: bool) -> Databases:
     host = str(embedded.socket_folder(var / "postgres"))
     return Databases(
         app=_settings(NAME=NAME, HOST=host, USER=APP_ROLE),
         owner=_settings(NAME=NAME, HOST=host, USER=OWNER_ROLE),
         embedded=True,
+        problem=LONELY_OWNER if lonely_owner else "",
     )
 
 

@@ -27,6 +27,7 @@ def plan(*, level: str, json: bool) -> dict[str, Any]:
         },
         "handlers": {"lines": {"class": "logging.StreamHandler", "formatter": "lines"}},
         "root": {"handlers": ["lines"], "level": level},
+        "loggers": {"django-q": {"level": "WARNING"}},  # it tells of every process that it forks
     }
 
 

@@ -22,6 +22,8 @@ def set_up(*, verbosity: int = 0) -> None:
         with psycopg.connect(embedded.url(settings.AFTERCALL_VAR / "postgres"), autocommit=True) as superuser:
             create_roles(superuser)
             create_database(superuser, name=settings.DATABASES["default"]["NAME"])
+    else:
+        create_app_role()
     migrate_and_grant(verbosity=verbosity)
 
 
@@ -36,6 +38,19 @@ def create_roles(superuser: "psycopg.Connection[Any]", *, names: Iterable[str] |
     for role in names or (settings.AFTERCALL_OWNER_ROLE, settings.AFTERCALL_APP_ROLE):
         if not superuser.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone():
             superuser.execute(sql.SQL("CREATE ROLE {} LOGIN NOSUPERUSER").format(sql.Identifier(role)))
+
+
+def create_app_role() -> None:
+    """Create the application role of DATABASE_URL through the owner's connection, where it is missing.
+
+    Raises django.db.Error where the owner role may not create roles.
+    """
+    role, password = settings.AFTERCALL_APP_ROLE, settings.DATABASES["default"].get("PASSWORD") or None
+    with connections["owner"].cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role])
+        if not cursor.fetchone():
+            statement = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}")
+            cursor.execute(statement.format(sql.Identifier(role), sql.Literal(password)))
 
 
 def create_database(superuser: "psycopg.Connection[Any]", *, name: str) -> None:

@@ -30,7 +30,11 @@ def tie(*, to: int | None = None, with_signal: int = signal.SIGKILL) -> None:
 def tie_forks() -> None:
     """Tie this process, and every process that it or its children fork from now on, to its own parent."""
     tie()
-    os.register_at_fork(after_in_child=tie)
+    forking: list[int] = [0]
+    os.register_at_fork(
+        before=lambda: forking.__setitem__(0, os.getpid()),
+        after_in_child=lambda: tie(to=forking[0]),
+    )
 
 
 def become(*, user: str) -> None:

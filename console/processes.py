@@ -1,0 +1,69 @@
+"""The processes of an installation, and those that the example adds."""
+
+import contextlib
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from console.supervise import Command
+
+WEB_THREADS = 16
+# The outside world of the order desk. Its adapters find each server through ORDER_DESK_<NAME>_URL.
+SANDBOX = {"pay": 8701, "carrier": 8702, "mail": 8703, "tickets": 8704}
+
+
+def installation(*, host: str, port: int) -> list[Command]:
+    """Return web, worker and beat."""
+    return [
+        Command(
+            name="web",
+            argv=[
+                *(sys.executable, "-m", "granian", "console.wsgi:application", "--interface", "wsgi"),
+                *("--host", host, "--port", str(port), "--workers", "1", "--blocking-threads", str(WEB_THREADS)),
+                *("--backpressure", str(WEB_THREADS)),
+                *("--respawn-failed-workers", "--workers-kill-timeout", "3", "--no-ws", "--log-level", "warning"),
+            ],
+        ),
+        Command(name="worker", argv=manage("qcluster")),
+        Command(name="beat", argv=manage("beat")),
+    ]
+
+
+def manage(*words: str) -> list[str]:
+    return [sys.executable, "manage.py", *words]
+
+
+def sandbox_addresses() -> dict[str, str]:
+    """Return a free address for each sandbox provider, by provider."""
+    return {name: f"http://127.0.0.1:{_free_port(wish)}" for name, wish in SANDBOX.items()}
+
+
+def sandbox_environ(addresses: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables through which the example's adapters find the sandbox."""
+    return {f"ORDER_DESK_{name.upper()}_URL": address for name, address in addresses.items()}
+
+
+def example(*, addresses: Mapping[str, str], var: Path) -> list[Command]:
+    """Return the example's outside world, and the feed of its runs."""
+    servers = [
+        Command(
+            name=name,
+            argv=[
+                *(sys.executable, "-m", "examples.order_desk.sandbox", "--provider", name),
+                *("--port", str(urlsplit(address).port), "--data", str(var / "sandbox")),
+            ],
+        )
+        for name, address in addresses.items()
+    ]
+    return [*servers, Command(name="feed", argv=manage("order_desk_feed"))]
+
+
+def _free_port(wish: int) -> int:
+    """Return `wish` where nothing listens there, and otherwise any free port."""
+    for port in (wish, 0):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return int(listener.getsockname()[1])
+    raise OSError("no free port on 127.0.0.1")
