@@ -75,9 +75,8 @@ def append(
     name does not have the form that the table allows.
     """
     text, openings = body(fact)
-    parameters = (subject, tenant, event, from_state, to_state, version, text, openings_json(openings))
     with connections[using].cursor() as cursor:
-        cursor.execute(APPEND, parameters)
+        cursor.execute(APPEND, (subject, tenant, event, from_state, to_state, version, text, openings_json(openings)))
         return int(cursor.fetchone()[0])
 
 
