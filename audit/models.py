@@ -1,6 +1,10 @@
 """The audit log's two tables. Rows come in through `audit_append` only (see log.py); nobody changes or deletes one."""
 
+import json
+from typing import Any
+
 from django.db import models
+from django.utils.functional import cached_property
 
 
 class Entry(models.Model):
@@ -38,6 +42,18 @@ class Entry(models.Model):
 
     def __str__(self) -> str:
         return f"{self.subject} #{self.seq}: {self.event}"
+
+    @cached_property
+    def body(self) -> dict[str, Any]:
+        """What the writer said, read from the hashed bytes: details, evidence, commitments and the rest."""
+        body: dict[str, Any] = json.loads(bytes(self.canonical))["body"]
+        return body
+
+    def told(self, field: str) -> str | None:
+        """The text behind a commitment (`reason`, `actor_name`): "" where none was given, None where it was erased."""
+        if field not in self.body["commitments"]:
+            return ""
+        return next((opening.value for opening in self.openings.all() if opening.field == field), None)
 
 
 class Opening(models.Model):

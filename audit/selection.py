@@ -1,5 +1,6 @@
 """Which entries a reader asks for: the same filters and bounds for the page and for the export."""
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from typing import Any
@@ -11,6 +12,7 @@ from django.db.models.functions import JSONObject
 
 from audit.models import Entry, Opening
 
+TENANT = re.compile(r"[a-z0-9_.:-]{1,64}\Z")  # as the table has it
 FILTERS = ("subject", "actor", "event", "reason_code", "batch")
 
 
@@ -37,6 +39,8 @@ class Selection:
 
     def __post_init__(self) -> None:
         zone_of(self.zone)
+        if not TENANT.match(self.tenant):
+            raise InvalidSelection("A tenant's name has small letters, digits and _ . : - only, 64 at most.")
         if self.first_day and self.end_day and self.end_day < self.first_day:
             raise InvalidSelection(f"The range ends on {self.end_day}, before it begins on {self.first_day}.")
 
