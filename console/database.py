@@ -74,7 +74,7 @@ def settings_of(url: str, *, name: str) -> dict[str, Any]:
         port = parts.port
     except ValueError:
         raise ValueError(f"{name} cannot be read as a URL; it should look like {RIGHT_URL}.") from None
-    if parts.scheme not in {"postgresql", "postgres"}:
+    if not url.startswith(("postgresql://", "postgres://")):
         raise ValueError(f"{name} does not begin with postgresql://; it should look like {RIGHT_URL}.")
     if not parts.path.strip("/") or not parts.username:
         missing = "user" if parts.path.strip("/") else "database"

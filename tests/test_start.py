@@ -164,8 +164,10 @@ def test_a_database_killed_with_its_pid_file_left_is_started_again(tmp_path):
     server.wait()
     pid_file = data / "postmaster.pid"
     assert pid_file.exists()
-    # The number may by then be another program's: this test's, say.
-    pid_file.write_text(f"{os.getpid()}\n" + pid_file.read_text().split("\n", 1)[1])
+    # The number may by then belong to another program of the same user.
+    other = subprocess.Popen(tether.command("/bin/sleep", "60", user="pgserver" if os.geteuid() == 0 else None))
+    wait_until(lambda: "sleep" in psutil.Process(other.pid).name())
+    pid_file.write_text(f"{other.pid}\n" + pid_file.read_text().split("\n", 1)[1])
     again = embedded.start(data)
     try:
         assert psycopg.connect(embedded.url(data)).execute("SELECT 1").fetchone() == (1,)
@@ -173,6 +175,8 @@ def test_a_database_killed_with_its_pid_file_left_is_started_again(tmp_path):
             embedded.start(data)
     finally:
         embedded.stop(again)
+        other.kill()
+        other.wait()
 
 
 @pytest.mark.processes
