@@ -123,7 +123,8 @@ class Finding:
 class ProviderError(Exception):
     """Base of what an adapter may raise. `status` is the HTTP status where there was one; `excerpt` is untrusted.
 
-    `replayed` says that the provider marked the answer as a stored one.
+    `replayed` says that the provider marked the answer as a stored one, `retry_after` after how many seconds it wants
+    to hear from us again, where it said so in a form that can be read.
     """
 
     def __init__(
@@ -134,14 +135,19 @@ class ProviderError(Exception):
         excerpt: str = "",
         request_id: str = "",
         replayed: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(sentence)
         self.sentence, self.status, self.excerpt = sentence, status, excerpt
-        self.request_id, self.replayed = request_id, replayed
+        self.request_id, self.replayed, self.retry_after = request_id, replayed, retry_after
 
 
 class NotSent(ProviderError):
     """No byte of the request left this machine."""
+
+
+class OwnFault(NotSent):
+    """Nothing was sent because of a fault of our own that only a person repairs: a malformed credential, a setting."""
 
 
 class Unavailable(ProviderError):
@@ -150,10 +156,6 @@ class Unavailable(ProviderError):
 
 class RateLimited(ProviderError):
     """The provider declared that it did not apply the call because there were too many."""
-
-    def __init__(self, sentence: str = "", *, retry_after: float | None = None, **facts: Any) -> None:
-        super().__init__(sentence, **facts)
-        self.retry_after = retry_after
 
 
 class OutcomeUnknown(ProviderError):
@@ -197,3 +199,15 @@ class LookUpProvider(Provider, Protocol):
         Raises ProviderError where the provider does not answer; that is `cannot_tell`.
         """
         ...
+
+
+def differences(spec: ActionSpec, request: Json, observed: Json) -> dict[str, tuple[Any, Any]]:
+    """Compared request fields that the provider shows otherwise, or not at all: field -> (asked, shown)."""
+    pairs = {name: (request.get(name), observed.get(shown)) for name, shown in spec.compare.items() if name in request}
+    return {name: pair for name, pair in pairs.items() if not _same(*pair)}
+
+
+def _same(asked: Any, shown: Any) -> bool:
+    """Equal in value and kind: 1, "1" and true are three things, 1 and 1.0 are one."""
+    numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (asked, shown))
+    return bool(asked == shown) and (numbers or type(asked) is type(shown))
