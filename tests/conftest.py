@@ -14,6 +14,9 @@ from console import embedded
 from tests import database
 from tests.world import whole_world, world  # noqa: F401 - fixtures
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+NO_CHROMIUM = "no Chromium was found (apt-get install chromium)"
+
 _server: "subprocess.Popen[bytes] | None" = None
 
 
@@ -33,6 +36,33 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if _server is not None:
         embedded.stop(_server)
     shutil.rmtree(database.VAR, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave browser tests out where there is no browser; in CI that is a failure, not a smaller suite."""
+    in_browser = [item for item in items if item.get_closest_marker("browser")]
+    if not in_browser or CHROMIUM:
+        return
+    if os.environ.get("CI"):
+        raise pytest.UsageError("No Chromium was found, and in CI the browser tests are not left out; install chromium.")
+    for item in in_browser:
+        item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say which tests were left out for want of a browser."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    left_out = sorted({report.nodeid.split("[")[0] for report in skipped if NO_CHROMIUM in str(report.longrepr)})
+    if left_out:
+        terminalreporter.write_line(f"Left out, since {NO_CHROMIUM}:")
+        for name in left_out:
+            terminalreporter.write_line(f"  {name}")
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args(browser_type_launch_args: dict[str, Any]) -> dict[str, Any]:
+    """The system's Chromium; its sandbox needs rights that containers do not give."""
+    return {**browser_type_launch_args, "executable_path": CHROMIUM, "args": ["--no-sandbox"]}
 
 
 @pytest.fixture(scope="session")
