@@ -26,6 +26,10 @@ def _words(name: str, default: str = "") -> list[str]:
     return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]
 
 
+def _seconds(name: str, default: float) -> float:
+    return float(os.environ.get(name) or default)
+
+
 # Aftercall
 AFTERCALL_VAR = Path(os.environ.get("AFTERCALL_VAR") or BASE_DIR / "var").resolve()
 AFTERCALL_ENV = os.environ.get("AFTERCALL_ENV", "")  # "production" refuses the example for good
@@ -33,6 +37,16 @@ AFTERCALL_EXAMPLE = _flag("AFTERCALL_EXAMPLE")
 AFTERCALL_URL = os.environ.get("AFTERCALL_URL", "http://127.0.0.1:8000").rstrip("/")  # where people reach the console
 AFTERCALL_PROVIDERS = _words("AFTERCALL_PROVIDERS")
 AFTERCALL_WORKFLOWS = _words("AFTERCALL_WORKFLOWS")
+
+# Waiting times of the ledger, in seconds. An action's own declaration (ActionSpec) says the rest.
+AFTERCALL_LEASE_MARGIN = _seconds("AFTERCALL_LEASE_MARGIN", 10)  # a lease outlives the call's time-out by this
+AFTERCALL_BACK_OFF = _seconds("AFTERCALL_BACK_OFF", 2)  # the first back-off; each later one doubles
+AFTERCALL_BACK_OFF_CAP = _seconds("AFTERCALL_BACK_OFF_CAP", 300)
+AFTERCALL_ABSENCE_SPACING = _seconds("AFTERCALL_ABSENCE_SPACING", 30)  # between two reads that count
+AFTERCALL_RETENTION_MARGIN = _seconds("AFTERCALL_RETENTION_MARGIN", 600)  # taken off a provider's key retention
+AFTERCALL_TAKE_AGAIN = _seconds("AFTERCALL_TAKE_AGAIN", 60)  # due work comes back if whoever took it is lost
+AFTERCALL_SWEEP_BATCH = 50
+AFTERCALL_AUDIT_HEADS = ["reconciliation.transition.audit_heads"]
 
 _secrets = secrets.load(AFTERCALL_VAR / "secrets.json", environ=os.environ)
 SECRET_KEY = _secrets.secret_key

@@ -12,34 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from uuid import UUID
 
+from .actors import Actor, Permission
 from .models import Operation, Run
 
-
-class Permission(StrEnum):
-    """What a role may allow. `console/access.py` maps roles to these."""
-
-    VIEW = "view"
-    LOOK_UP = "look_up"
-    RESOLVE = "resolve"
-    RETRY = "retry"
-    TERMINATE = "terminate"
-    WITHDRAW = "withdraw"
-    RESUME = "resume"
-    APPROVE = "approve"
-    SEND_AGAIN = "send_again"
-    VIEW_AUDIT = "view_audit"
-    EXPORT_AUDIT = "export_audit"
-    VIEW_HEALTH = "view_health"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Actor:
-    """Who acts. `permissions` are those that hold in the subject's tenant."""
-
-    id: str  # person:7, system:sweep, worker:w-3
-    kind: str  # person | system | worker | agent
-    name: str = ""
-    permissions: frozenset[Permission] = frozenset()
+__all__ = ["Actor", "Answer", "Input", "Permission", "Press", "Preview", "Verdict", "act", "answer_of", "previews"]
 
 
 @dataclass(frozen=True, kw_only=True)

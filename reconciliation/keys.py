@@ -132,8 +132,8 @@ def _no_constant(field: str) -> Any:
 
 
 @lru_cache(maxsize=4)
-def _secret(purpose: str, secret: str) -> bytes:
-    return hmac.digest(secret.encode(), purpose.encode(), "sha256")
+def _secret(purpose: str, secret: bytes) -> bytes:
+    return hmac.digest(secret, purpose.encode(), "sha256")
 
 
 def _keyed(purpose: str, message: bytes) -> str:

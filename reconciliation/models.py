@@ -14,7 +14,7 @@ from django.db.models import Q
 
 from .providers.base import Json
 from .sealing import join
-from .states import RUN_TERMINAL, Basis, RunState, State
+from .states import RUN_TERMINAL, Basis, Kind, RunState, State, Subject
 
 
 def _choices_check(field: str, values: Any, name: str) -> models.CheckConstraint:
@@ -62,6 +62,7 @@ class Run(models.Model):
     reason_code = models.CharField(max_length=64, default="")
     input_shown = models.TextField(default="{}")
     input_sealed = models.TextField(default="")
+    input_fingerprint = models.CharField(max_length=80)  # the same id with another input is refused
     requested_by = models.CharField(max_length=120, default="")
     on_behalf_of = models.CharField(max_length=120, default="")
     created_at = models.DateTimeField()
@@ -92,6 +93,11 @@ class Run(models.Model):
             models.Index(fields=["tenant", "business_object"], name="run_object"),
             models.Index(fields=["tenant", "-id"], condition=Q(escalated_at__isnull=False), name="run_escalated"),
         ]
+
+    @property
+    def subject(self) -> Subject:
+        """What the single writer and the audit log know this run by."""
+        return Subject(Kind.RUN, self.pk)
 
     @property
     def input(self) -> Json:
@@ -136,6 +142,8 @@ class Operation(models.Model):
     unknown_attempts = ArrayField(models.IntegerField(), default=list)  # numbers of the attempts nobody knows about
     absent_reads = models.IntegerField(default=0)  # complete empty reads since the last send
     absent_read_at = models.DateTimeField(null=True)
+    absences = models.IntegerField(default=0)  # times that absence was proven; one automatic retry follows the first
+    sighted = models.BooleanField(default=False)  # a look-up saw something of it once; never unseen
     look_ups = models.IntegerField(default=0)
     identical_replays = models.IntegerField(default=0)  # times the provider replayed the same stored error
     first_sent_at = models.DateTimeField(null=True)
@@ -231,9 +239,15 @@ class Operation(models.Model):
         ]
 
     @property
-    def subject(self) -> str:
-        """The name of this operation in the audit log."""
-        return f"operation:{self.pk}"
+    def subject(self) -> Subject:
+        """What the single writer and the audit log know this operation by."""
+        return Subject(Kind.OPERATION, self.pk)
+
+    @property
+    def identity(self) -> str:
+        """The parts that make it this operation, for people."""
+        parts = (self.workflow_type, self.workflow_id, self.step, self.business_object, f"v{self.intent_version}")
+        return " / ".join(parts)
 
     @property
     def request(self) -> Json:

@@ -54,11 +54,18 @@ def split(value: Json, shown: Iterable[str]) -> tuple[str, str]:
 
 
 def join(shown: str, sealed: str) -> Json:
-    """The whole value again, its members in the order of RFC 8785 (the order in which it is always sent)."""
+    """The whole value again, in order."""
     value: Json = json.loads(shown) if shown else {}
-    if sealed:
-        value |= json.loads(open_bytes(sealed))
+    if not sealed:
+        return value
+    value |= json.loads(open_bytes(sealed))
     return dict(sorted(value.items(), key=lambda item: item[0].encode("utf-16-be")))
+
+
+def in_order(value: Json) -> Json:
+    """The members in the order of RFC 8785, which is the order of every send and re-send: same key, same bytes."""
+    ordered: Json = json.loads(canonical(value))
+    return ordered
 
 
 def hidden_names(sealed: str) -> tuple[str, ...]:

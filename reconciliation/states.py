@@ -17,6 +17,17 @@ class Kind(StrEnum):
     RUN = "run"
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One row that is in a state. Its name is what the audit log calls it."""
+
+    kind: Kind
+    pk: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.pk}"
+
+
 class State(StrEnum):
     """What is known of an operation (design: operation states)."""
 

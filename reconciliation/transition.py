@@ -17,9 +17,10 @@ from django.db import DEFAULT_DB_ALIAS, connections
 
 from audit import log
 from audit.log import Fact
+from audit.verify import Head
 
 from .models import Operation, Run
-from .states import Kind
+from .states import Kind, Subject
 
 ALIAS = DEFAULT_DB_ALIAS
 
@@ -59,6 +60,10 @@ class NotDue(TransitionRefused):
     verdict, sentence = "not_due", "It may not be claimed yet."
 
 
+class NewerSent(TransitionRefused):
+    verdict, sentence = "newer_sent", "A newer operation on the same object was sent; repeating this one would undo it."
+
+
 class RunNotHeld(TransitionRefused):
     verdict, sentence = "run_not_held", "Its run is not running under this holder; a stopped run sends nothing."
 
@@ -85,7 +90,7 @@ class OlderVersionWaiting(TransitionRefused):
 REFUSALS: dict[str, type[TransitionRefused]] = {
     error.verdict: error
     for error in (
-        Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, RunNotHeld, NotInTable,
+        Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, NewerSent, RunNotHeld, NotInTable,
         OlderVersionOpen, NewerVersionExists, OlderVersionWaiting,
     )
 }  # fmt: skip
@@ -148,7 +153,7 @@ def open_operation(
 
 
 def transition(
-    subject: Operation | Run,
+    subject: Subject,
     *,
     to: str | None,
     fact: Fact,
@@ -172,7 +177,7 @@ def transition(
     body, openings = log.body(fact)
     common = [subject.pk, version, generation, to, _json(patch or {}), _json(after) if after else None]
     tail = [_journal(observed), body, _json(openings or None)]
-    if isinstance(subject, Operation):
+    if subject.kind is Kind.OPERATION:
         statement = (
             "SELECT * FROM ledger_move_operation"
             "(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb, %s::text[], %s::jsonb, %s, %s::jsonb, %s)"
@@ -184,8 +189,7 @@ def transition(
         )
         values = [*common, list(guard), *tail]
     verdict, pk, at, detail, new_version = _call(statement, values)
-    kind = Kind.OPERATION if isinstance(subject, Operation) else Kind.RUN
-    _raise_unless_moved(verdict, kind=kind, pk=pk, source=detail, target=to)
+    _raise_unless_moved(verdict, kind=subject.kind, pk=pk, source=detail, target=to)
     return Moved(pk=pk, at=at, source=detail, version=new_version)
 
 
@@ -202,9 +206,9 @@ def open_run(*, row: Mapping[str, Any], after: Mapping[str, float], fact: Fact) 
     return Moved(pk=pk, at=at, source="", version=1)
 
 
-def note(subject: Operation | Run, observed: Sequence[Observed], *, look_soon: bool = False) -> datetime:
+def note(subject: Subject, observed: Sequence[Observed], *, look_soon: bool = False) -> datetime:
     """Journal alone: keep what was observed where nothing is decided by it. Returns the database's time."""
-    is_operation = isinstance(subject, Operation)
+    is_operation = subject.kind is Kind.OPERATION
     (at,) = _call(
         "SELECT ledger_note(%s, %s, %s::jsonb, %s)",
         [subject.pk if is_operation else None, None if is_operation else subject.pk, _journal(observed), look_soon],
@@ -213,11 +217,11 @@ def note(subject: Operation | Run, observed: Sequence[Observed], *, look_soon: b
     return when
 
 
-def refuse(*, subject: str, tenant: str, fact: Fact) -> None:
+def refuse(*, subject: Subject, tenant: str, fact: Fact) -> None:
     """Record a refused attempt, committed apart from the transaction that it refuses."""
     connection = connections[ALIAS]
     if not connection.in_atomic_block:
-        log.append(subject=subject, tenant=tenant, event="refused", fact=fact)
+        log.append(subject=str(subject), tenant=tenant, event="refused", fact=fact)
         return
     body, openings = log.body(fact)
     apart = connection.copy(alias=ALIAS)
@@ -225,22 +229,22 @@ def refuse(*, subject: str, tenant: str, fact: Fact) -> None:
         with apart.cursor() as cursor:
             cursor.execute(
                 "SELECT audit_append(%s, %s, 'refused', NULL, NULL, NULL, %s, %s::jsonb)",
-                [subject, tenant, body, _json(openings or None)],
+                [str(subject), tenant, body, _json(openings or None)],
             )
     finally:
         apart.close()
 
 
-def heartbeat(operation: Operation, *, generation: int, seconds: float, longest: float) -> datetime | None:
+def heartbeat(subject: Subject, *, generation: int, seconds: float, longest: float) -> datetime | None:
     """Prolong a live lease by `seconds`, never beyond `longest` seconds after the send. None: it is over, stop."""
-    (until,) = _call("SELECT ledger_heartbeat(%s, %s, %s, %s)", [operation.pk, generation, seconds, longest])
+    (until,) = _call("SELECT ledger_heartbeat(%s, %s, %s, %s)", [subject.pk, generation, seconds, longest])
     lease: datetime | None = until
     return lease
 
 
-def heartbeat_run(run: Run, *, generation: int, seconds: float) -> datetime | None:
+def heartbeat_run(subject: Subject, *, generation: int, seconds: float) -> datetime | None:
     """Prolong the live lease of a run. None: it is over, stop."""
-    (until,) = _call("SELECT ledger_heartbeat_run(%s, %s, %s)", [run.pk, generation, seconds])
+    (until,) = _call("SELECT ledger_heartbeat_run(%s, %s, %s)", [subject.pk, generation, seconds])
     lease: datetime | None = until
     return lease
 
@@ -259,13 +263,13 @@ def database_now() -> datetime:
     return when
 
 
-def audit_heads() -> Iterator[tuple[str, int, str]]:
-    """(subject, version, state) of everything that this module writes, for the proof that no audit row is missing."""
+def audit_heads() -> Iterator[Head]:
+    """Where everything that this module writes stands, for the proof that no audit row is missing."""
     for kind, model in ((Kind.OPERATION, Operation), (Kind.RUN, Run)):
         for pk, version, state in model._default_manager.values_list("pk", "version", "state").iterator(
             chunk_size=2000
         ):
-            yield f"{kind}:{pk}", version, state
+            yield Head(f"{kind}:{pk}", version, state)
 
 
 def _call(statement: str, values: Sequence[Any]) -> Any:

@@ -1,6 +1,7 @@
 """The functions of the single writer, the pairs of the transition table, and who may do what."""
 
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.db import migrations
@@ -28,7 +29,7 @@ READ_ONLY = ("reconciliation_operation", "reconciliation_run", "reconciliation_j
 WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken")
 
 
-def install(apps, schema_editor):
+def install(apps: Any, schema_editor: Any) -> None:
     execute = schema_editor.execute
     role = schema_editor.connection.ops.quote_name(settings.AFTERCALL_APP_ROLE)
     execute((SQL / "ledger.sql").read_text(), params=None)

@@ -69,7 +69,7 @@ DECLARE
     -- What a new row holds unless told otherwise; a column forgotten here is refused by its NOT NULL.
     v_blank CONSTANT jsonb := '{"execution": "aftercall", "request_shown": "{}", "request_sealed": "", "currency": "",
         "version": 1, "generation": 0, "lease_owner": "", "attempts": 0, "unknown_attempts": [], "absent_reads": 0,
-        "look_ups": 0, "identical_replays": 0, "error_class": "", "reason_code": "", "escalation_reason": "",
+        "look_ups": 0, "absences": 0, "sighted": false, "identical_replays": 0, "error_class": "", "reason_code": "", "escalation_reason": "",
         "basis": "", "provider_operation_id": "", "effect_id": "", "result_shown": "", "result_sealed": "",
         "cost_minor": 0, "requested_by": "", "on_behalf_of": ""}';
 BEGIN
@@ -122,6 +122,7 @@ END $$;
 -- p_guard names what must hold under the lock, by the database's clock:
 --   lease_over    the lease has run out            lease_live   it has not, and the generation is p_generation
 --   same_key      the key is still remembered      due          not_before has passed
+--   no_newer      no newer operation with this action on this business object was sent
 --   held          p_generation is the current one and the state is pending, whatever the lease's clock says
 CREATE OR REPLACE FUNCTION ledger_move_operation(
     p_id bigint, p_version int, p_generation int, p_to text, p_patch jsonb, p_after jsonb, p_once jsonb,
@@ -153,6 +154,10 @@ BEGIN
         WHEN 'lease_over' = ANY (p_guard) AND v_old.lease_until > v_now THEN 'lease_live'
         WHEN 'same_key' = ANY (p_guard) AND (v_old.same_key_until IS NULL OR v_old.same_key_until <= v_now)
             THEN 'key_forgotten'
+        WHEN 'no_newer' = ANY (p_guard) AND EXISTS (SELECT 1 FROM reconciliation_operation n
+            WHERE n.tenant = v_old.tenant AND n.business_object = v_old.business_object AND n.id > v_old.id
+              AND n.provider = v_old.provider AND n.account = v_old.account AND n.action = v_old.action
+              AND n.first_sent_at IS NOT NULL) THEN 'newer_sent'
         WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
         WHEN p_to = 'pending' AND v_run_id IS NOT NULL AND (v_run.state <> 'running'
             OR v_run.generation IS DISTINCT FROM p_run_generation) THEN 'run_not_held'
@@ -175,8 +180,13 @@ BEGIN
     IF v_new.state IN ('succeeded', 'failed_terminal', 'terminated') THEN
         v_new.settled_at := coalesce(v_old.settled_at, v_now);
         v_new.due_at := NULL;
-    ELSIF v_new.state = 'ambiguous' AND v_new.escalated_at IS NOT NULL THEN
-        v_new.due_at := NULL;
+    ELSIF v_new.state <> 'pending' AND v_new.escalated_at IS NOT NULL THEN
+        v_new.due_at := NULL;  -- automation has stopped with it
+    END IF;
+    IF v_new.escalate_at IS DISTINCT FROM v_old.escalate_at AND v_new.same_key_until IS NOT NULL THEN
+        -- A person is called before the provider forgets the key, not after it (rule 8).
+        v_new.escalate_at := least(v_new.escalate_at, v_new.same_key_until
+            - least(interval '30 minutes', (v_new.same_key_until - v_new.first_sent_at) / 10));
     END IF;
     UPDATE reconciliation_operation o SET
         state = v_new.state, version = v_new.version, generation = v_new.generation,
@@ -184,7 +194,7 @@ BEGIN
         lease_ended_at = v_new.lease_ended_at, due_at = v_new.due_at, not_before = v_new.not_before,
         attempts = v_new.attempts,
         unknown_attempts = v_new.unknown_attempts, absent_reads = v_new.absent_reads,
-        absent_read_at = v_new.absent_read_at, look_ups = v_new.look_ups,
+        absent_read_at = v_new.absent_read_at, absences = v_new.absences, sighted = v_new.sighted, look_ups = v_new.look_ups,
         identical_replays = v_new.identical_replays, first_sent_at = v_new.first_sent_at,
         last_sent_at = v_new.last_sent_at, same_key_until = v_new.same_key_until, escalate_at = v_new.escalate_at,
         error_class = v_new.error_class, reason_code = v_new.reason_code, escalated_at = v_new.escalated_at,

@@ -1,0 +1,528 @@
+"""perform(): claim -> dispatch -> settle.
+
+The claim (with "attempt n starts" in the journal) is committed before a byte leaves; no transaction is open while the
+network is used; the settlement is one more commit. Whatever happens in between, the next reader of the ledger sees a
+claim whose lease runs out, and an expired lease is an unknown outcome, never a second dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID, uuid4
+
+import structlog
+from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, connections
+
+from . import keys, policy, registry, sealing, settlement, spool, transition, workers
+from .actors import Actor
+from .keys import Identity, InvalidField
+from .models import JournalEntry, Operation
+from .policy import boot_seconds
+from .providers.base import ActionSpec, Call, Json, NotSent, Provider, Receipt, Repeat
+from .settlement import Judged
+from .states import Kind, State, Subject
+from .transition import Moved, Observed, TransitionRefused
+
+log = structlog.get_logger(__name__)
+
+
+class LedgerUnavailable(Exception):
+    """The claim could not be written, so nothing was sent."""
+
+
+class FingerprintMismatch(Exception):
+    """A known identity with another provider, action or request. Nothing is sent, nothing else is told."""
+
+    def __init__(self, *, pk: int, stored: str, offered: str) -> None:
+        super().__init__(
+            f"operation {pk} has this identity with another request (stored {stored}, offered {offered}); "
+            "raise intent_version if this is a new intent"
+        )
+        self.pk, self.stored, self.offered = pk, stored, offered
+
+
+class Disposition(StrEnum):
+    """What became of one submission of an operation."""
+
+    EXECUTED = "executed"  # this call sent it, and the answer is in `state`
+    QUEUED = "queued"
+    REPLAY = "replay"  # settled before; nothing was sent now
+    STOPPED = "stopped"
+    WAIT = "wait"
+    IN_PROGRESS = "in_progress"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """The lease on a run under which its steps are claimed."""
+
+    run_id: int
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """What is to be done once. `request` is a JSON object; its bytes are fixed at the first acceptance."""
+
+    identity: Identity
+    provider: str
+    action: str
+    request: Json
+    held: Held | None = None
+    requested_by: str = ""
+    on_behalf_of: str = ""
+    intended_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The answer to one submission. `replayed` with `at` says that it is the stored one, and from when."""
+
+    pk: int
+    state: State
+    disposition: Disposition
+    result: Json
+    reason_code: str = ""
+    replayed: bool = False
+    at: datetime | None = None
+
+    @property
+    def outcome(self) -> str:
+        """succeeded | failed | unknown | not_sent, as far as it is known."""
+        if self.state is State.SUCCEEDED:
+            return "succeeded"
+        if self.state is State.FAILED_TERMINAL:
+            return "failed"
+        return "not_sent" if self.state in (State.READY, State.AWAITING_APPROVAL) else "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The right to send attempt `attempt`, and what is needed to do so without reading again."""
+
+    subject: Subject
+    tenant: str
+    generation: int
+    attempt: int
+    nonce: UUID
+    provider: Provider
+    action: str
+    spec: ActionSpec
+    key: str
+    request: Json
+    unknown: tuple[int, ...]  # earlier attempts that nobody knows about
+    identical_replays: int
+    last_error: str
+    send_by: float
+    at: datetime
+    first_sent_at: datetime | None
+    same_key_until: datetime | None
+    provider_operation_id: str = ""
+
+    def call(self) -> Call:
+        """What the adapter gets."""
+        return Call(
+            action=self.action,
+            key=self.key,
+            request=self.request,
+            tenant=self.tenant,
+            attempt=self.attempt,
+            provider_operation_id=self.provider_operation_id or None,
+            first_sent_at=self.first_sent_at or self.at,
+            last_sent_at=self.at,
+            send_by=self.send_by,
+        )
+
+
+def perform(intent: Intent, *, actor: Actor) -> Outcome:
+    """Do it once: claim, call, settle; or say what is known where it was submitted before.
+
+    Raises InvalidField (nothing recorded), FingerprintMismatch, registry.Unregistered, LedgerUnavailable and the
+    TransitionRefused of rule 9 and of a run that is not held. Must not be called inside a transaction.
+    """
+    _outside_transactions()
+    provider = registry.provider(intent.provider)
+    spec = registry.spec(intent.provider, intent.action)
+    row = row_of(intent, provider, spec)
+    claim = _claim_new(row, intent, provider, spec, actor)
+    if claim is None:
+        return _submitted_before(row, intent, actor)
+    return dispatch(claim)
+
+
+def row_of(intent: Intent, provider: Provider, spec: ActionSpec) -> dict[str, Any]:
+    """The columns of a new operation that do not depend on its first state. Raises InvalidField."""
+    identity = intent.identity
+    if not isinstance(intent.request, dict):
+        raise InvalidField("request", "must be a JSON object")
+    shown, sealed = sealing.split(intent.request, spec.shown)
+    amount, currency = _money(spec, intent.request)
+    return {
+        "tenant": identity.tenant,
+        "workflow_type": identity.workflow_type,
+        "workflow_id": identity.workflow_id,
+        "step": identity.step,
+        "business_object": str(identity.business_object),
+        "intent_version": identity.intent_version,
+        "lineage": "\\x" + keys.lineage_hash(identity).hex(),
+        "key": keys.operation_key(identity),
+        "run_id": intent.held.run_id if intent.held else None,
+        "provider": intent.provider,
+        "account": provider.account,
+        "action": intent.action,
+        "fingerprint": keys.fingerprint(
+            provider=intent.provider,
+            account=provider.account,
+            action=intent.action,
+            request=intent.request,
+            volatile=spec.volatile,
+        ),
+        "request_shown": shown,
+        "request_sealed": sealed,
+        "amount_minor": amount,
+        "currency": currency,
+        "requested_by": intent.requested_by,
+        "on_behalf_of": intent.on_behalf_of,
+        "intended_at": intent.intended_at.isoformat() if intent.intended_at else None,
+    }
+
+
+def _money(spec: ActionSpec, request: Json) -> tuple[int | None, str]:
+    if spec.money is None:
+        return None, ""
+    amount, currency = request.get(spec.money[0]), request.get(spec.money[1])
+    if isinstance(amount, bool) or not isinstance(amount, int) or not abs(amount) < 2**63:
+        raise InvalidField(f"request.{spec.money[0]}", "must be a whole number of minor units (4200 for 42.00)")
+    if not isinstance(currency, str) or not 3 <= len(currency) <= 8:
+        raise InvalidField(f"request.{spec.money[1]}", "must be a currency code such as USD")
+    return amount, currency
+
+
+# Claiming
+
+
+def _claim_new(
+    row: Mapping[str, Any], intent: Intent, provider: Provider, spec: ActionSpec, actor: Actor
+) -> Claim | None:
+    nonce, started = uuid4(), boot_seconds()
+    columns, after = _lease(spec, attempt=1, generation=1, nonce=nonce)
+    once = _first_send(spec)
+    moved = _write_claim(
+        nonce,
+        lambda: transition.open_operation(
+            row={**row, **columns, "state": State.PENDING},
+            after={**after, **once},
+            observed=[_attempt_starts(attempt=1, generation=1)],
+            fact=actor.fact("claimed", on_behalf_of=intent.on_behalf_of, attempt=1),
+            run_generation=intent.held.generation if intent.held else None,
+        ),
+    )
+    if moved is None:
+        return None
+    return Claim(
+        subject=Subject(Kind.OPERATION, moved.pk),
+        tenant=intent.identity.tenant,
+        generation=1,
+        attempt=1,
+        nonce=nonce,
+        provider=provider,
+        action=intent.action,
+        spec=spec,
+        key=row["key"],
+        request=sealing.in_order(intent.request),
+        unknown=(),
+        identical_replays=0,
+        last_error="",
+        send_by=started + _send_window(spec),
+        at=moved.at,
+        first_sent_at=None,
+        same_key_until=None,
+    )
+
+
+def attempt_again(operation: Operation, *, actor: Actor, reason: str = "", held: Held | None = None) -> Outcome:
+    """One more attempt of a known operation: claim under every guard, call, settle.
+
+    Raises the TransitionRefused that stood in the way. Whether the state allows it at all is asked before
+    (`retrying.why_not_retryable`); what the clock and other operations allow is asked under the claim's lock.
+    """
+    return dispatch(claim_again(operation, actor=actor, reason=reason, held=held))
+
+
+def _guards(operation: Operation, spec: ActionSpec, actor: Actor) -> list[str]:
+    # A person may cut a back-off short; nobody may outlive the provider's memory of the key (rule 8).
+    guards = [] if actor.kind == "person" or operation.state == State.AMBIGUOUS else ["due"]
+    if spec.repeat is Repeat.KEYED and operation.first_sent_at is not None:
+        guards.append("same_key")
+    if spec.repeat is Repeat.NATURAL and operation.state == State.AMBIGUOUS:
+        guards.append("no_newer")
+    return guards
+
+
+def claim_again(operation: Operation, *, actor: Actor, reason: str = "", held: Held | None = None) -> Claim:
+    """Claim a known operation for one more attempt. Raises the TransitionRefused that stood in the way."""
+    _outside_transactions()
+    spec = registry.spec(operation.provider, operation.action)
+    nonce, started = uuid4(), boot_seconds()
+    attempt, generation = operation.attempts + 1, operation.generation + 1
+    columns, after = _lease(spec, attempt=attempt, generation=generation, nonce=nonce)
+    cleared = {"escalated_at": None, "escalation_reason": ""} if actor.kind == "person" else {}
+    moved = _write_claim(
+        nonce,
+        lambda: transition.transition(
+            operation.subject,
+            to=State.PENDING,
+            version=operation.version,
+            patch={**columns, **cleared, "absent_reads": 0, "absent_read_at": None, "lease_ended_at": None},
+            after=after,
+            once=_first_send(spec),
+            guard=_guards(operation, spec, actor),
+            observed=[_attempt_starts(attempt=attempt, generation=generation)],
+            fact=actor.fact("retry_requested" if actor.kind == "person" else "retried", reason=reason, attempt=attempt),
+            run_generation=held.generation if held else None,
+        ),
+    )
+    assert moved is not None
+    return Claim(
+        subject=operation.subject,
+        tenant=operation.tenant,
+        generation=generation,
+        attempt=attempt,
+        nonce=nonce,
+        provider=registry.provider(operation.provider),
+        action=operation.action,
+        spec=spec,
+        key=operation.key,
+        request=operation.request,
+        unknown=tuple(operation.unknown_attempts),
+        identical_replays=operation.identical_replays,
+        last_error=operation.error_class,
+        send_by=started + _send_window(spec),
+        at=moved.at,
+        first_sent_at=operation.first_sent_at,
+        same_key_until=operation.same_key_until,
+        provider_operation_id=operation.provider_operation_id,
+    )
+
+
+def _lease(spec: ActionSpec, *, attempt: int, generation: int, nonce: UUID) -> tuple[dict[str, Any], dict[str, float]]:
+    seconds = policy.lease_seconds(spec)
+    columns = {
+        "attempts": attempt,
+        "generation": generation,
+        "claim_nonce": str(nonce),
+        "lease_owner": workers.me(),
+        "not_before": None,
+    }
+    return columns, {"lease_until": seconds, "due_at": seconds, "last_sent_at": 0}
+
+
+def _first_send(spec: ActionSpec) -> dict[str, float]:
+    once: dict[str, float] = {"first_sent_at": 0}
+    if spec.repeat is Repeat.KEYED:
+        once["same_key_until"] = policy.same_key_seconds(spec)
+    return once
+
+
+def _send_window(spec: ActionSpec) -> float:
+    """Seconds after the claim in which the request may leave, so that its answer is due within the lease."""
+    return max(policy.lease_seconds(spec) - spec.timeout.total_seconds(), 0.0)
+
+
+def _attempt_starts(*, attempt: int, generation: int) -> Observed:
+    return Observed(kind="attempt_started", attempt=attempt, generation=generation, observer=workers.me())
+
+
+def _write_claim(nonce: UUID, write: Any) -> Moved | None:
+    """Commit a claim, or read back by its nonce whether it was committed although the COMMIT errored (rule 4)."""
+    try:
+        moved: Moved | None = write()
+    except (OperationalError, InterfaceError) as error:
+        return _read_back(nonce, error)
+    return moved
+
+
+def _read_back(nonce: UUID, error: Exception) -> Moved:
+    connections[transition.ALIAS].close()
+    try:
+        mine = Operation.objects.filter(claim_nonce=nonce).only("pk", "version", "last_sent_at").first()
+    except DatabaseError as again:
+        raise LedgerUnavailable("the ledger cannot be reached; nothing was sent") from again
+    if mine is None or mine.last_sent_at is None:
+        raise LedgerUnavailable("the claim was not written; nothing was sent") from error
+    return Moved(pk=mine.pk, at=mine.last_sent_at, source="", version=mine.version)
+
+
+def _outside_transactions() -> None:
+    if connections[transition.ALIAS].in_atomic_block:
+        raise RuntimeError("an operation may not be performed inside a transaction: the claim must be committed first")
+
+
+# Dispatching and settling
+
+
+def dispatch(claim: Claim) -> Outcome:
+    """Send the claimed attempt once and settle what came of it."""
+    _outside_transactions()
+    return settle(claim, settlement.judge(claim, _send(claim)))
+
+
+def _send(claim: Claim) -> Receipt | Exception:
+    if boot_seconds() >= claim.send_by:
+        return NotSent("the time to send had passed before the request could leave")
+    try:
+        return claim.provider.perform(claim.call())
+    except Exception as error:  # whatever an adapter raises is an answer; what no rule names is unknown
+        log.info("attempt_unanswered", operation=claim.subject.pk, attempt=claim.attempt, error=type(error).__name__)
+        return error
+
+
+def settle(claim: Claim, judged: Judged) -> Outcome:
+    """Write what came of an attempt. A receipt is evidence first: it is kept even where it can settle nothing."""
+    try:
+        moved = _write_settlement(claim, judged)
+    except TransitionRefused as refusal:
+        return _too_late(claim, judged, refusal)
+    except IntegrityError:
+        # One effect at the provider proves one operation: this one is another's, which a person must sort out.
+        return settle(claim, settlement.belongs_to_another(claim, judged))
+    except DatabaseError as error:
+        return _settle_once_more(claim, judged, error)
+    return Outcome(
+        pk=claim.subject.pk,
+        state=judged.to,
+        disposition=Disposition.EXECUTED,
+        result=judged.result,
+        reason_code=judged.reason_code,
+        at=moved.at,
+    )
+
+
+def _write_settlement(claim: Claim, judged: Judged) -> Moved:
+    return transition.transition(
+        claim.subject,
+        to=judged.to,
+        generation=claim.generation,
+        guard=("held",),
+        patch=judged.patch,
+        after=judged.after,
+        observed=[judged.observed],
+        fact=_me().fact(judged.reason_code, attempt=claim.attempt),
+    )
+
+
+def _me() -> Actor:
+    return Actor(id=workers.me(), kind="worker")
+
+
+def _settle_once_more(claim: Claim, judged: Judged, error: DatabaseError) -> Outcome:
+    """The COMMIT errored or the settlement was refused: it may have been written. Ask, then keep the receipt alone."""
+    log.error("settlement_failed", operation=claim.subject.pk, attempt=claim.attempt, error=type(error).__name__)
+    connections[transition.ALIAS].close()
+    try:
+        moved = _write_settlement(claim, judged)
+    except TransitionRefused as refusal:
+        return _too_late(claim, judged, refusal)
+    except DatabaseError:
+        _keep_receipt(claim, judged)
+        return _unsettled(claim)
+    return replace(_unsettled(claim), state=judged.to, result=judged.result, at=moved.at)
+
+
+def _keep_receipt(claim: Claim, judged: Judged) -> None:
+    """Journal it alone; if that fails too, spool it. Nothing is sent again: the lease runs out into `ambiguous`."""
+    connections[transition.ALIAS].close()
+    report = replace(judged.observed, kind="late_report")
+    try:
+        transition.note(claim.subject, [report], look_soon=True)
+    except DatabaseError:
+        spool.keep(claim.subject, report)
+    log.critical("receipt_kept_unsettled", operation=claim.subject.pk, attempt=claim.attempt)
+
+
+def _too_late(claim: Claim, judged: Judged, refusal: TransitionRefused) -> Outcome:
+    """Another generation owns it now: what we saw is kept and judged by others. Unless our first write had landed."""
+    if not _already_written(claim):
+        transition.note(claim.subject, [replace(judged.observed, kind="late_report")], look_soon=True)
+        operation = Operation.objects.only("tenant").get(pk=claim.subject.pk)
+        transition.refuse(
+            subject=claim.subject,
+            tenant=operation.tenant,
+            fact=_me().fact("stale_worker_refused", attempt=claim.attempt, verdict=refusal.verdict),
+        )
+        log.warning("stale_worker_refused", operation=claim.subject.pk, generation=claim.generation)
+    return stored_outcome(Operation.objects.get(pk=claim.subject.pk))
+
+
+def _already_written(claim: Claim) -> bool:
+    return (
+        JournalEntry.objects.filter(operation_id=claim.subject.pk, generation=claim.generation, attempt=claim.attempt)
+        .exclude(kind__in=("attempt_started", "lease_expired"))
+        .exists()
+    )
+
+
+def _unsettled(claim: Claim) -> Outcome:
+    return Outcome(
+        pk=claim.subject.pk,
+        state=State.PENDING,
+        disposition=Disposition.EXECUTED,
+        result={},
+        reason_code="settlement_failed",
+    )
+
+
+# What was submitted before
+
+
+def _submitted_before(row: Mapping[str, Any], intent: Intent, actor: Actor) -> Outcome:
+    operation = Operation.objects.get(
+        lineage=bytes.fromhex(row["lineage"][2:]), intent_version=intent.identity.intent_version
+    )
+    if operation.fingerprint != row["fingerprint"]:
+        transition.refuse(
+            subject=operation.subject,
+            tenant=operation.tenant,
+            fact=actor.fact("fingerprint_mismatch", stored=operation.fingerprint, offered=row["fingerprint"]),
+        )
+        raise FingerprintMismatch(pk=operation.pk, stored=operation.fingerprint, offered=row["fingerprint"])
+    if operation.state in (State.READY, State.FAILED_RETRYABLE) and operation.escalated_at is None:
+        return _go_on(operation, intent, actor)
+    return stored_outcome(operation)
+
+
+def _go_on(operation: Operation, intent: Intent, actor: Actor) -> Outcome:
+    """A waiting operation whose time has come is claimed by whoever submits it again; an early one waits on."""
+    if operation.due_at is None:
+        return stored_outcome(operation)
+    try:
+        return attempt_again(operation, actor=actor, held=intent.held)
+    except (transition.NotDue, transition.StaleVersion, transition.NotInTable):
+        return stored_outcome(Operation.objects.get(pk=operation.pk))
+
+
+_DISPOSITIONS = {
+    State.SUCCEEDED: Disposition.REPLAY,
+    State.FAILED_TERMINAL: Disposition.REPLAY,
+    State.TERMINATED: Disposition.STOPPED,
+    State.PENDING: Disposition.IN_PROGRESS,
+}
+
+
+def stored_outcome(operation: Operation) -> Outcome:
+    """What the ledger knows, marked as a stored answer with its time."""
+    state = State(operation.state)
+    disposition = _DISPOSITIONS.get(state, Disposition.WAIT)
+    return Outcome(
+        pk=operation.pk,
+        state=state,
+        disposition=disposition,
+        result=operation.result,
+        reason_code=operation.reason_code,
+        replayed=disposition is Disposition.REPLAY,
+        at=operation.settled_at or operation.updated_at,
+    )

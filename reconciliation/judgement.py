@@ -1,0 +1,204 @@
+"""What a finding means for the operation: pure judgement over a row, a finding and the database's time.
+
+The source of the rules is design.md, section 2, rules 6 to 8 and "Judging a finding".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+
+from . import policy
+from .models import Operation
+from .providers.base import ActionSpec, Finding, Repeat, Verdict
+from .states import Basis, State
+
+SIGHTINGS = frozenset({Verdict.FOUND, Verdict.REMOVED, Verdict.SEVERAL, Verdict.MISMATCH, Verdict.IN_PROGRESS})
+TO_A_PERSON = {
+    Verdict.REMOVED: "removed_since",
+    Verdict.SEVERAL: "several_candidates",
+    Verdict.MISMATCH: "mismatch",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What a finding leads to. `to` None keeps the state."""
+
+    to: State | None
+    reason_code: str
+    escalate: str = ""  # the reason of the mark, where a person must act
+    patch: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, float] = field(default_factory=dict)
+    repeat: bool = False  # sending again with the same key (or at all) is safe, and is the next thing to do
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All that a judgement rests on: the row, the action, the finding, and the database's time before the look-up."""
+
+    operation: Operation
+    spec: ActionSpec
+    finding: Finding
+    compared: Mapping[str, str]
+    started: datetime
+    worker_silent: bool  # the last attempt's worker is neither known dead nor heard from
+
+
+def absence_provable_at(operation: Operation, spec: ActionSpec) -> datetime | None:
+    """From when an empty answer can prove absence (rule 7); None while nothing was sent."""
+    if operation.last_sent_at is None:
+        return None
+    last = operation.last_sent_at
+    if operation.lease_ended_at is not None:
+        last = max(last, operation.lease_ended_at + spec.timeout)
+    return last + spec.settles_after
+
+
+def judge(evidence: Evidence) -> Judgement:
+    """design.md, "Judging a finding"."""
+    finding = evidence.finding
+    if finding.verdict is Verdict.FOUND:
+        return _judge_found(evidence)
+    if finding.verdict in TO_A_PERSON:
+        return to_a_person(evidence, TO_A_PERSON[finding.verdict])
+    if finding.verdict is Verdict.ABSENT:
+        return _judge_absent(evidence)
+    return _look_again(evidence, f"look_up_{finding.verdict}")
+
+
+def _judge_found(evidence: Evidence) -> Judgement:
+    finding = evidence.finding
+    if "differs" in evidence.compared.values():
+        return to_a_person(evidence, "mismatch")
+    if "not_shown" in evidence.compared.values():
+        return _look_again(evidence, "found_but_not_comparable")
+    found_id = (finding.provider_operation_id or "")[:200]
+    return Judgement(
+        to=State.SUCCEEDED,
+        reason_code="found",
+        patch={
+            "basis": Basis.LOOK_UP,
+            "provider_operation_id": found_id,
+            "effect_id": "" if evidence.spec.id_names_target else found_id,
+            "sighted": True,
+            "escalated_at": None,
+            "escalation_reason": "",
+        },
+    )
+
+
+def to_a_person(evidence: Evidence, reason: str) -> Judgement:
+    """Something was seen that software must not decide about."""
+    patch = {"sighted": True, "escalation_reason": reason, "due_at": None}
+    if evidence.operation.escalated_at is not None:
+        return Judgement(to=None, reason_code=reason, escalate=reason, patch=patch)
+    return Judgement(to=None, reason_code=reason, escalate=reason, patch=patch, after={"escalated_at": 0})
+
+
+def _judge_absent(evidence: Evidence) -> Judgement:
+    operation, spec, finding = evidence.operation, evidence.spec, evidence.finding
+    if not (spec.absence_is_proof and finding.authoritative and finding.complete):
+        return _look_again(evidence, "absence_proves_nothing")
+    if operation.sighted:
+        return to_a_person(evidence, "seen_before_and_gone")
+    provable = absence_provable_at(operation, spec)
+    if provable is None or evidence.started < provable:
+        return _look_again(evidence, "too_early_for_absence")
+    if not _counts(evidence):
+        return _look_again(evidence, "reads_too_close")
+    reads = operation.absent_reads + 1
+    counted = {"absent_reads": reads, "absent_read_at": evidence.started.isoformat()}
+    if reads < spec.absence_reads:
+        return _look_again(evidence, "absent_once", counted=counted)
+    return _judge_proven_absence(evidence, counted)
+
+
+def _counts(evidence: Evidence) -> bool:
+    """A second empty read counts only some time after the first: two reads of one moment are one read."""
+    last = evidence.operation.absent_read_at
+    return last is None or evidence.started >= last + timedelta(seconds=settings.AFTERCALL_ABSENCE_SPACING)
+
+
+def _judge_proven_absence(evidence: Evidence, counted: Mapping[str, Any]) -> Judgement:
+    operation, spec = evidence.operation, evidence.spec
+    if evidence.worker_silent and spec.repeat is not Repeat.KEYED:
+        return _look_again(evidence, "old_worker_may_still_send", counted=counted)
+    absences = operation.absences + 1
+    patch = {**counted, "absences": absences, "unknown_attempts": [], "error_class": "", "reason_code": "absent"}
+    if absences > 1 or operation.attempts >= spec.attempts:
+        mark = {"escalation_reason": "absent_again", "due_at": None}
+        return Judgement(
+            to=State.FAILED_RETRYABLE, reason_code="absent", escalate="absent_again", patch={**patch, **mark},
+            after={"escalated_at": 0},
+        )  # fmt: skip
+    cleared = {"escalated_at": None, "escalation_reason": "", "not_before": None}
+    return Judgement(to=State.FAILED_RETRYABLE, reason_code="absent", patch={**patch, **cleared}, after={"due_at": 0})
+
+
+def _look_again(evidence: Evidence, reason: str, *, counted: Mapping[str, Any] | None = None) -> Judgement:
+    """Not conclusive: repeat where that is safe, look again on schedule, call a person when the time is up."""
+    operation, patch = evidence.operation, dict(counted or {})
+    if operation.escalated_at is not None:
+        return Judgement(to=None, reason_code=reason, patch=patch)
+    repeat = _safe_to_repeat(evidence)
+    if _time_is_up(evidence) or (repeat and operation.attempts >= evidence.spec.attempts):
+        why = "old_worker_may_still_send" if reason == "old_worker_may_still_send" else "no_conclusive_answer"
+        mark = {"escalation_reason": why, "due_at": None}
+        return Judgement(to=None, reason_code=reason, escalate=why, patch={**patch, **mark}, after={"escalated_at": 0})
+    return Judgement(to=None, reason_code=reason, patch=patch, after={"due_at": _next_look_up(evidence)}, repeat=repeat)
+
+
+def _time_is_up(evidence: Evidence) -> bool:
+    return evidence.operation.escalate_at is not None and evidence.started >= evidence.operation.escalate_at
+
+
+def _safe_to_repeat(evidence: Evidence) -> bool:
+    """The same key within its retention, or an action that may be repeated: and nothing of it was seen so far."""
+    operation, spec, finding = evidence.operation, evidence.spec, evidence.finding
+    if operation.sighted or finding.verdict in SIGHTINGS or evidence.spec.repeat not in (
+        Repeat.KEYED, Repeat.NATURAL, Repeat.READ,
+    ):  # fmt: skip
+        return False
+    if spec.repeat is not Repeat.KEYED:
+        return True
+    remembered = operation.same_key_until is not None and evidence.started < operation.same_key_until
+    # An absence that will soon be proof is better than another send; so is what two identical replays told.
+    waits_for_proof = finding.verdict is Verdict.ABSENT and spec.absence_is_proof and finding.authoritative
+    return remembered and not waits_for_proof and operation.identical_replays < policy.IDENTICAL_REPLAYS
+
+
+def _next_look_up(evidence: Evidence) -> float:
+    provable = absence_provable_at(evidence.operation, evidence.spec)
+    until = (provable - evidence.started).total_seconds() if provable else None
+    delay = policy.look_up_delay(evidence.operation.look_ups + 1, provable_in=until)
+    if evidence.operation.escalate_at is not None:
+        left = (evidence.operation.escalate_at - evidence.started).total_seconds()
+        return min(delay, max(left, 0.0) + 0.05)
+    return delay
+
+
+def judge_report(evidence: Evidence) -> Judgement:
+    """A late success counts as found; a late failure has proven that no attempt was applied."""
+    if evidence.finding.verdict is Verdict.FOUND:
+        if "differs" in evidence.compared.values():
+            return to_a_person(evidence, "mismatch")
+        found = _judge_found(replace(evidence, compared={}))
+        return replace(found, patch={**found.patch, "basis": Basis.RECEIPT}, reason_code="late_report")
+    operation = evidence.operation
+    patch: dict[str, Any] = {"unknown_attempts": [], "reason_code": "late_report", "not_before": None}
+    if operation.escalated_at is None and operation.attempts < evidence.spec.attempts:
+        return Judgement(to=State.FAILED_RETRYABLE, reason_code="late_report", patch=patch, after={"due_at": 0})
+    mark = {"escalation_reason": operation.escalation_reason or "budget_spent", "due_at": None}
+    after = {} if operation.escalated_at else {"escalated_at": 0.0}
+    return Judgement(
+        to=State.FAILED_RETRYABLE,
+        reason_code="late_report",
+        escalate="budget_spent",
+        patch={**patch, **mark},
+        after=after,
+    )

@@ -1,0 +1,141 @@
+"""Error classes, the retry decision and the waiting times, as data and pure functions.
+
+The table is design.md's "Retry decision". An error that no rule names is unknown.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from django.conf import settings
+
+from .providers import base
+from .providers.base import ActionSpec, Repeat
+
+
+class ErrorClass(StrEnum):
+    """What an error says about the attempt that it answers."""
+
+    NOT_SENT = "not_sent"
+    OWN_FAULT = "own_fault"
+    UNAVAILABLE = "unavailable"
+    RATE_LIMITED = "rate_limited"
+    UNKNOWN = "unknown"
+    REJECTED = "rejected"
+    INVALID = "invalid"
+    UNAUTHORIZED = "unauthorized"
+    KEY_IN_USE = "key_in_use"
+
+
+class Next(StrEnum):
+    """What automation does after an attempt."""
+
+    RETRY = "retry"  # proven not applied: again, after a back-off
+    HOLD = "hold"  # proven not sent, and pointless until somebody repairs it
+    FAIL = "fail"  # proven not applied, for good
+    LOOK_UP = "look_up"  # unknown: find out
+    REPEAT = "repeat"  # unknown, and sending it again changes nothing
+    ESCALATE = "escalate"  # unknown, and nothing can find out: look up if there is a look-up, never send
+
+
+_CLEAN = dict.fromkeys(Repeat, Next.RETRY)
+_HELD = dict.fromkeys(Repeat, Next.HOLD)
+_FINAL = dict.fromkeys(Repeat, Next.FAIL)
+_UNKNOWN = {
+    Repeat.KEYED: Next.LOOK_UP,
+    Repeat.LOOKUP: Next.LOOK_UP,
+    Repeat.NATURAL: Next.REPEAT,
+    Repeat.READ: Next.REPEAT,
+    Repeat.NONE: Next.ESCALATE,
+    Repeat.LOCAL: Next.RETRY,  # one transaction: what did not commit was rolled back
+}
+DECISION: Mapping[ErrorClass, Mapping[Repeat, Next]] = MappingProxyType(
+    {
+        ErrorClass.NOT_SENT: _CLEAN,
+        ErrorClass.UNAVAILABLE: _CLEAN,
+        ErrorClass.RATE_LIMITED: _CLEAN,
+        ErrorClass.OWN_FAULT: _HELD,
+        ErrorClass.REJECTED: _FINAL,
+        ErrorClass.INVALID: _FINAL,
+        ErrorClass.UNAUTHORIZED: _FINAL,
+        ErrorClass.UNKNOWN: _UNKNOWN,
+        ErrorClass.KEY_IN_USE: _UNKNOWN | {Repeat.KEYED: Next.LOOK_UP},
+    }
+)
+NOT_APPLIED = frozenset(DECISION) - {ErrorClass.UNKNOWN, ErrorClass.KEY_IN_USE}
+
+# The first match names the class; the order matters where one error is a kind of another.
+_NAMES: tuple[tuple[type[base.ProviderError], ErrorClass], ...] = (
+    (base.OwnFault, ErrorClass.OWN_FAULT),
+    (base.NotSent, ErrorClass.NOT_SENT),
+    (base.RateLimited, ErrorClass.RATE_LIMITED),
+    (base.Unavailable, ErrorClass.UNAVAILABLE),
+    (base.Unauthorized, ErrorClass.UNAUTHORIZED),
+    (base.Rejected, ErrorClass.REJECTED),
+    (base.Invalid, ErrorClass.INVALID),
+    (base.KeyInUse, ErrorClass.KEY_IN_USE),
+)
+
+RETRY_AFTER_CAP = 3600.0  # seconds; a provider that asks for more is asked again after an hour
+IDENTICAL_REPLAYS = 2  # the provider replays one stored error: asking again with the key tells nothing new
+
+
+def classify(error: BaseException, spec: ActionSpec) -> ErrorClass:
+    """The class of what `perform` raised.
+
+    A status speaks only where the action declares it as proof of "not applied" (rule 10): proxies answer 502 to 504
+    after effects.
+    """
+    for kind, name in _NAMES:
+        if isinstance(error, kind):
+            undeclared = error.status is not None and error.status not in spec.not_applied
+            return ErrorClass.UNKNOWN if undeclared and name in NOT_APPLIED else name
+    return ErrorClass.UNKNOWN
+
+
+def decide(error_class: ErrorClass, spec: ActionSpec) -> Next:
+    """The row and column of the table."""
+    return DECISION[error_class][spec.repeat]
+
+
+def covers_earlier(error_class: ErrorClass, spec: ActionSpec) -> bool:
+    """Whether a refusal under the same key also settles earlier unknown attempts.
+
+    Only where the action declares it, and never a refused credential: that is checked before the key is looked at.
+    """
+    return spec.same_key_covers_earlier and error_class in (ErrorClass.REJECTED, ErrorClass.INVALID)
+
+
+def boot_seconds() -> float:
+    """Seconds since boot, suspension included: the clock of send-by deadlines. It never steps back."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def lease_seconds(spec: ActionSpec) -> float:
+    """How long a claim holds: the call's time-out and a margin, never longer than the action may take."""
+    return min(spec.timeout.total_seconds() + settings.AFTERCALL_LEASE_MARGIN, spec.max_duration.total_seconds())
+
+
+def back_off(attempt: int, *, retry_after: float | None = None) -> float:
+    """Seconds until the next attempt: exponential with jitter, never sooner than the provider asked for."""
+    longest = min(settings.AFTERCALL_BACK_OFF * 2.0 ** (attempt - 1), settings.AFTERCALL_BACK_OFF_CAP)
+    waited = longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
+    return max(waited, min(retry_after or 0.0, RETRY_AFTER_CAP))
+
+
+def look_up_delay(look_ups: int, *, provable_in: float | None = None) -> float:
+    """Seconds until the next look-up: doubling, but there when absence becomes provable."""
+    longest = min(settings.AFTERCALL_BACK_OFF * 2.0 ** min(look_ups, 16), settings.AFTERCALL_BACK_OFF_CAP)
+    waited = longest * random.uniform(0.75, 1.0)  # noqa: S311 - spreads load, guards nothing
+    if provable_in is not None and 0 < provable_in < waited * 2:
+        return provable_in + 0.05
+    return waited
+
+
+def same_key_seconds(spec: ActionSpec) -> float:
+    """Seconds from the first send during which a same-key retry is safe (rule 8). Zero or less: never."""
+    return spec.key_retention.total_seconds() - settings.AFTERCALL_RETENTION_MARGIN

@@ -1,0 +1,288 @@
+"""reconcile(): look up -> finding -> judge -> transition.
+
+The button "Look up" and the sweep call the same reconcile(); only the actor differs. A look-up is made outside any
+transaction; the time that decides about absence is the database's, read before the look-up starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import structlog
+from django.db import IntegrityError
+
+from audit.log import Fact
+
+from . import registry, settlement, transition, workers
+from .actors import SYSTEM, Actor
+from .judgement import SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
+from .models import JournalEntry, Operation
+from .policy import NOT_APPLIED
+from .providers.base import ActionSpec, Call, Finding, Json, ProviderError, Source, Verdict
+from .scrub import excerpt
+from .states import Kind, State
+from .transition import Observed, StaleVersion, TransitionRefused
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookedUp:
+    """The result of one reconcile(). `moved` says whether the state changed, `finding` is None for an expiry alone."""
+
+    operation: Operation
+    finding: Finding | None
+    judgement: Judgement | None
+    moved: bool
+
+
+class CannotLookUp(Exception):
+    """There is nothing to look up, or nowhere to look. The text says which."""
+
+
+def reconcile(pk: int, *, actor: Actor = SYSTEM, version: int | None = None) -> LookedUp:
+    """Find out what became of an operation and move it by what was found.
+
+    Ends an expired lease first. Raises LeaseLive while a live lease holds it, StaleVersion where `version` is not the
+    current one, CannotLookUp where nothing was ever sent or nothing can look.
+    """
+    operation = current(pk, version)
+    if operation.state == State.PENDING:
+        operation = expire(operation)
+    if operation.attempts == 0:
+        raise CannotLookUp("Nothing was ever sent, so there is nothing to look up.")
+    started = transition.database_now()
+    kept = _kept_report(operation, started)
+    if kept is not None:
+        return _apply(kept, actor, from_report=True)
+    evidence = _evidence(operation, started)
+    return _apply(evidence, actor)
+
+
+def current(pk: int, version: int | None) -> Operation:
+    """The row, if it is still at `version`. Raises StaleVersion."""
+    operation = Operation.objects.get(pk=pk)
+    if version is not None and operation.version != version:
+        raise StaleVersion(kind=Kind.OPERATION, pk=pk, source=operation.state, target=None)
+    return operation
+
+
+def expire(operation: Operation) -> Operation:
+    """End a lease that ran out: unknown, never a second dispatch. Raises LeaseLive while it lives."""
+    spec = spec_or_none(operation)
+    patch, after = settlement.lease_expired(operation.attempts, tuple(operation.unknown_attempts), spec)
+    patch["generation"] = operation.generation + 1  # fences whatever the lost worker still writes
+    if spec is None:
+        patch |= {"escalation_reason": "no_handler"}
+        after |= {"escalated_at": 0}
+    transition.transition(
+        operation.subject,
+        to=State.AMBIGUOUS,
+        version=operation.version,
+        patch=patch,
+        after=after,
+        guard=("lease_over",),
+        observed=[
+            Observed(
+                kind="lease_expired",
+                attempt=operation.attempts,
+                generation=operation.generation,
+                data={"owner": operation.lease_owner},
+            )
+        ],
+        fact=SYSTEM.fact("lease_expired", owner=operation.lease_owner, generation=operation.generation),
+    )
+    return Operation.objects.get(pk=operation.pk)
+
+
+def spec_or_none(operation: Operation) -> ActionSpec | None:
+    """What the action promises, where this deployment still knows it."""
+    try:
+        return registry.spec(operation.provider, operation.action)
+    except registry.Unregistered:
+        return None
+
+
+def _evidence(operation: Operation, started: datetime) -> Evidence:
+    spec = spec_or_none(operation) or ActionSpec()
+    finding = _look(operation, spec)
+    return Evidence(
+        operation=operation,
+        spec=spec,
+        finding=finding,
+        compared=settlement.compare(spec, operation.request, finding.observed)
+        if finding.verdict in (Verdict.FOUND, Verdict.MISMATCH)
+        else {},
+        started=started,
+        worker_silent=_worker_silent(operation),
+    )
+
+
+def _look(operation: Operation, spec: ActionSpec) -> Finding:
+    """Ask the provider. What it does not answer, or answers with an error, is cannot_tell."""
+    try:
+        look_up = registry.look_up_of(operation.provider)
+        if look_up is None:
+            return _cannot_tell("this provider has no look-up")
+        finding = look_up(_call(operation))
+    except registry.Unregistered as missing:
+        return _cannot_tell(str(missing))
+    except ProviderError as error:
+        hidden = settlement.hidden_values(spec, operation.request)
+        return _cannot_tell(f"{type(error).__name__}: {excerpt(error.sentence, known=hidden)}")
+    except Exception as error:  # an adapter's bug must not end the look-up schedule
+        log.exception("look_up_failed", operation=operation.pk)
+        return _cannot_tell(f"the adapter raised {type(error).__name__}")
+    return finding if isinstance(finding, Finding) else _cannot_tell("the adapter returned no finding")
+
+
+def _cannot_tell(note: str) -> Finding:
+    return Finding(verdict=Verdict.CANNOT_TELL, source=Source.BY_KEY, note=note)
+
+
+def _call(operation: Operation) -> Call:
+    return Call(
+        action=operation.action,
+        key=operation.key,
+        request=operation.request,
+        tenant=operation.tenant,
+        attempt=operation.attempts,
+        provider_operation_id=operation.provider_operation_id or None,
+        first_sent_at=operation.first_sent_at,
+        last_sent_at=operation.last_sent_at,
+    )
+
+
+def _worker_silent(operation: Operation) -> bool:
+    """Whether the last attempt's worker may still be about to send: its lease ran out and nothing proves it gone."""
+    if operation.lease_ended_at is None:
+        return False
+    heard = JournalEntry.objects.filter(operation=operation, kind="late_report", attempt=operation.attempts).exists()
+    return not heard and not workers.known_dead(operation.lease_owner)
+
+
+# Late reports
+
+
+def _kept_report(operation: Operation, started: datetime) -> Evidence | None:
+    """A late success counts as found; late failures speak for their own attempts only, and decide when all are in."""
+    if operation.state != State.AMBIGUOUS:
+        return None
+    spec = spec_or_none(operation)
+    reports = JournalEntry.objects.filter(operation=operation, kind="late_report").order_by("id")
+    read = [(entry, json.loads(entry.data)) for entry in reports]
+    if spec is None or not read:
+        return None
+    for _entry, data in read:
+        if data.get("status") == "applied":
+            return _reported(operation, spec, started, data, Verdict.FOUND)
+    refused = {entry.attempt for entry, data in read if data.get("error_class") in NOT_APPLIED}
+    if set(operation.unknown_attempts) <= refused:
+        return _reported(operation, spec, started, read[-1][1], Verdict.ABSENT)
+    return None
+
+
+def _reported(
+    operation: Operation, spec: ActionSpec, started: datetime, data: Mapping[str, Any], verdict: Verdict
+) -> Evidence:
+    observed: Json = data.get("observed") or {}
+    finding = Finding(
+        verdict=verdict,
+        source=Source.BY_KEY,
+        provider_operation_id=data.get("provider_operation_id"),
+        observed=observed,
+        authoritative=True,
+        complete=True,
+        note="from a late report of the worker that sent it",
+    )
+    return Evidence(
+        operation=operation, spec=spec, finding=finding, compared=data.get("compared") or {}, started=started,
+        worker_silent=False,
+    )  # fmt: skip
+
+
+def _apply(evidence: Evidence, actor: Actor, *, from_report: bool = False) -> LookedUp:
+    operation, finding = evidence.operation, evidence.finding
+    observed = _observed(evidence, actor)
+    if operation.state != State.AMBIGUOUS:
+        return _apply_to_known(evidence, actor, observed)
+    judgement = judge_report(evidence) if from_report else judge(evidence)
+    try:
+        moved = _move(evidence, judgement, actor, observed)
+    except IntegrityError:
+        judgement = to_a_person(evidence, "effect_claimed_elsewhere")
+        moved = _move(evidence, judgement, actor, observed)
+    except TransitionRefused:
+        transition.note(operation.subject, [observed])  # it moved on meanwhile; what was seen is kept
+        raise
+    log.info("looked_up", operation=operation.pk, verdict=finding.verdict, reason=judgement.reason_code)
+    current = Operation.objects.get(pk=operation.pk)
+    return LookedUp(operation=current, finding=finding, judgement=judgement, moved=moved)
+
+
+def _move(evidence: Evidence, judgement: Judgement, actor: Actor, observed: Observed) -> bool:
+    operation, finding = evidence.operation, evidence.finding
+    sighted = operation.sighted or finding.verdict in SIGHTINGS
+    transition.transition(
+        operation.subject,
+        to=judgement.to,
+        version=operation.version,
+        patch={"look_ups": operation.look_ups + 1, "sighted": sighted, **judgement.patch},
+        after=judgement.after,
+        observed=[observed],
+        fact=_fact(evidence, judgement, actor, observed),
+    )
+    return judgement.to is not None
+
+
+def _fact(evidence: Evidence, judgement: Judgement, actor: Actor, observed: Observed) -> Fact:
+    fact = actor.fact(
+        judgement.reason_code, verdict=str(evidence.finding.verdict), look_up=evidence.operation.look_ups + 1
+    )
+    seen = json.dumps(observed.row(), sort_keys=True).encode()
+    return replace(fact, evidence=hashlib.sha256(seen).hexdigest())
+
+
+def _observed(evidence: Evidence, actor: Actor) -> Observed:
+    finding, spec = evidence.finding, evidence.spec
+    shown, sealed = settlement.evidence_of(spec, finding.observed)
+    candidates = [settlement.evidence_of(spec, dict(candidate))[0] for candidate in finding.candidates[:20]]
+    return Observed(
+        kind="finding",
+        attempt=evidence.operation.attempts,
+        generation=evidence.operation.generation,
+        observer=actor.id,
+        data={
+            "verdict": finding.verdict,
+            "source": finding.source,
+            "provider_operation_id": finding.provider_operation_id or "",
+            "observed": shown,
+            "compared": dict(evidence.compared),
+            "authoritative": finding.authoritative,
+            "complete": finding.complete,
+            "candidates": candidates,
+            "note": excerpt(finding.note, known=settlement.hidden_values(spec, evidence.operation.request)),
+        },
+        sealed=sealed,
+    )
+
+
+def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed) -> LookedUp:
+    """A look-up of a settled operation is evidence; only proof of an effect that we called absent moves it, loudly."""
+    operation = evidence.operation
+    surprising = operation.state in (State.FAILED_TERMINAL, State.TERMINATED)
+    if surprising and evidence.finding.verdict is Verdict.FOUND:
+        judgement = judge(evidence)
+        if judgement.to is State.SUCCEEDED:
+            loud = {**judgement.patch, "escalation_reason": "applied_after_all"}
+            judgement = replace(judgement, reason_code="applied_after_all", patch=loud, after={"escalated_at": 0})
+            _move(evidence, judgement, actor, observed)
+            current = Operation.objects.get(pk=operation.pk)
+            return LookedUp(operation=current, finding=evidence.finding, judgement=judgement, moved=True)
+    transition.note(operation.subject, [observed])
+    return LookedUp(operation=operation, finding=evidence.finding, judgement=None, moved=False)

@@ -1,0 +1,270 @@
+"""What an answer to an attempt means for the operation: pure judgement, no database, no clock.
+
+The operation is judged, not its last attempt (rule 6): while any attempt is unknown, a refusal of this one says
+nothing about the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from . import policy, sealing
+from .policy import ErrorClass, Next
+from .providers.base import ActionSpec, Json, ProviderError, RateLimited, Receipt
+from .scrub import excerpt
+from .states import Basis, State
+from .transition import Observed
+
+
+class Attempt(Protocol):
+    """What the judgement needs to know of the attempt (executor.Claim)."""
+
+    @property
+    def spec(self) -> ActionSpec: ...
+    @property
+    def provider(self) -> Any: ...
+    @property
+    def request(self) -> Json: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def unknown(self) -> tuple[int, ...]: ...
+    @property
+    def identical_replays(self) -> int: ...
+    @property
+    def last_error(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The move that an answer leads to."""
+
+    to: State
+    reason_code: str
+    observed: Observed
+    patch: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, float] = field(default_factory=dict)
+    result: Json = field(default_factory=dict)
+
+
+def judge(attempt: Attempt, answer: Receipt | BaseException) -> Judged:
+    """What the answer means. A BaseException is an answer too: what no rule names is unknown."""
+    if isinstance(answer, Receipt):
+        return _judge_receipt(attempt, answer)
+    return _judge_error(attempt, answer)
+
+
+def compare(spec: ActionSpec, request: Json, observed: Json) -> dict[str, str]:
+    """Field by field: equal, differs, or not_shown by the provider. Exact, never "similar enough"."""
+    return {
+        asked: (
+            "not_shown"
+            if shown not in observed
+            else "equal"
+            if _same(request.get(asked), observed[shown])
+            else "differs"
+        )
+        for asked, shown in spec.compare.items()
+    }
+
+
+def _same(asked: Any, found: Any) -> bool:
+    return type(asked) is type(found) and bool(asked == found)
+
+
+def evidence_of(spec: ActionSpec, observed: Json) -> tuple[Json, str]:
+    """(what of it may be seen, a sealed token of the rest)."""
+    names = frozenset(spec.shown)
+    shown = {name: value for name, value in observed.items() if name in names}
+    hidden = {name: value for name, value in observed.items() if name not in names}
+    return shown, sealing.seal(hidden) if hidden else ""
+
+
+def hidden_values(spec: ActionSpec, request: Json) -> list[str]:
+    """What of the request must not come back in an answer that is kept; short values are too common to look for."""
+    return [
+        str(value) for name, value in request.items()
+        if name not in spec.shown and isinstance(value, str | int) and len(str(value)) >= 4
+    ]  # fmt: skip
+
+
+# Receipts
+
+
+def _judge_receipt(attempt: Attempt, receipt: Receipt) -> Judged:
+    compared = compare(attempt.spec, attempt.request, receipt.observed)
+    observed = _receipt_observed(attempt, receipt, compared)
+    if receipt.status != "applied":
+        return _unknown(attempt, observed, reason_code="accepted", extra={"provider_operation_id": _id(receipt)})
+    if "differs" in compared.values():
+        return _escalated(attempt, observed, reason="mismatch", extra={"sighted": True})
+    shown, sealed = sealing.split(receipt.result, attempt.spec.shown) if receipt.result else ("{}", "")
+    return Judged(
+        to=State.SUCCEEDED,
+        reason_code="receipt",
+        observed=observed,
+        result=receipt.result,
+        patch={
+            "basis": Basis.RECEIPT,
+            "provider_operation_id": _id(receipt),
+            "effect_id": "" if attempt.spec.id_names_target else _id(receipt),
+            "result_shown": shown,
+            "result_sealed": sealed,
+            "cost_minor": receipt.cost,
+            "reason_code": "receipt",
+            "error_class": "",
+        },
+    )
+
+
+def _id(receipt: Receipt) -> str:
+    return (receipt.provider_operation_id or "")[:200]
+
+
+def _receipt_observed(attempt: Attempt, receipt: Receipt, compared: Mapping[str, str]) -> Observed:
+    shown, sealed = evidence_of(attempt.spec, receipt.observed)
+    return Observed(
+        kind="receipt",
+        attempt=attempt.attempt,
+        generation=attempt.generation,
+        data={
+            "status": receipt.status,
+            "provider_operation_id": _id(receipt),
+            "observed": shown,
+            "compared": dict(compared),
+            "replayed": receipt.replayed,
+            "cost": receipt.cost,
+        },
+        sealed=sealed,
+    )
+
+
+def belongs_to_another(attempt: Attempt, judged: Judged) -> Judged:
+    """The provider's id is already the proof of another operation: it proves nothing here."""
+    return _escalated(attempt, judged.observed, reason="effect_claimed_elsewhere", extra={"sighted": True})
+
+
+# Errors
+
+
+def _judge_error(attempt: Attempt, error: BaseException) -> Judged:
+    error_class = policy.classify(error, attempt.spec)
+    observed = _error_observed(attempt, error, error_class)
+    if error_class not in policy.NOT_APPLIED:
+        return _judge_unknown(attempt, observed, error, error_class)
+    if attempt.unknown and not policy.covers_earlier(error_class, attempt.spec):
+        return _unknown(attempt, observed, reason_code="earlier_attempt_unknown", mine=False, error_class=error_class)
+    return _judge_clean(attempt, observed, error, error_class)
+
+
+def _error_observed(attempt: Attempt, error: BaseException, error_class: ErrorClass) -> Observed:
+    named = error if isinstance(error, ProviderError) else None
+    hidden = hidden_values(attempt.spec, attempt.request)
+    return Observed(
+        kind="not_applied" if error_class in policy.NOT_APPLIED else "no_answer",
+        attempt=attempt.attempt,
+        generation=attempt.generation,
+        data={
+            "error_class": error_class,
+            "error": type(error).__name__,
+            "sentence": excerpt(named.sentence, known=hidden)
+            if named
+            else "The adapter raised an error that no rule names.",
+            "status": named.status if named else None,
+            "excerpt": excerpt(named.excerpt, known=hidden) if named else "",
+            "request_id": excerpt(named.request_id, known=hidden) if named else "",
+            "replayed": bool(named and named.replayed),
+        },
+    )
+
+
+def _judge_clean(attempt: Attempt, observed: Observed, error: BaseException, error_class: ErrorClass) -> Judged:
+    facts = {"error_class": error_class, "reason_code": str(error_class), "unknown_attempts": []}
+    decision = policy.decide(error_class, attempt.spec)
+    if decision is Next.HOLD:
+        held = {**facts, "due_at": None, "escalation_reason": "held"}
+        return Judged(
+            to=State.FAILED_RETRYABLE, reason_code=str(error_class), observed=observed, patch=held,
+            after={"escalated_at": 0},
+        )  # fmt: skip
+    if decision is Next.FAIL:
+        return Judged(to=State.FAILED_TERMINAL, reason_code=str(error_class), observed=observed, patch=facts)
+    if attempt.attempt >= attempt.spec.attempts:
+        spent = {**facts, "reason_code": "budget_spent"}
+        return Judged(to=State.FAILED_TERMINAL, reason_code="budget_spent", observed=observed, patch=spent)
+    retry_after = error.retry_after if isinstance(error, RateLimited) else None
+    wait = policy.back_off(attempt.attempt, retry_after=retry_after)
+    return Judged(
+        to=State.FAILED_RETRYABLE, reason_code=str(error_class), observed=observed, patch=facts,
+        after={"due_at": wait, "not_before": wait},
+    )  # fmt: skip
+
+
+def _judge_unknown(attempt: Attempt, observed: Observed, error: BaseException, error_class: ErrorClass) -> Judged:
+    replays = _replays(attempt, error, error_class)
+    extra = {"identical_replays": replays}
+    reason = "no_answer" if error_class is ErrorClass.UNKNOWN else str(error_class)
+    if policy.decide(error_class, attempt.spec) is Next.ESCALATE and not hasattr(attempt.provider, "look_up"):
+        return _escalated(attempt, observed, reason="nothing_can_find_out", extra=extra)
+    return _unknown(attempt, observed, reason_code=reason, error_class=error_class, extra=extra)
+
+
+def _replays(attempt: Attempt, error: BaseException, error_class: ErrorClass) -> int:
+    """How often the provider has replayed the same stored error in a row."""
+    if isinstance(error, ProviderError) and error.replayed and attempt.last_error in ("", error_class):
+        return attempt.identical_replays + 1
+    return 0
+
+
+def _unknown(
+    attempt: Attempt,
+    observed: Observed,
+    *,
+    reason_code: str,
+    mine: bool = True,
+    error_class: ErrorClass = ErrorClass.UNKNOWN,
+    extra: Mapping[str, Any] | None = None,
+) -> Judged:
+    unknown = sorted({*attempt.unknown, *([attempt.attempt] if mine else [])})
+    return Judged(
+        to=State.AMBIGUOUS,
+        reason_code=reason_code,
+        observed=observed,
+        patch={
+            "unknown_attempts": unknown,
+            "error_class": error_class,
+            "reason_code": reason_code,
+            "look_ups": 0,
+            **(extra or {}),
+        },
+        after={"due_at": policy.look_up_delay(0), "escalate_at": attempt.spec.escalate_after.total_seconds()},
+    )
+
+
+def _escalated(attempt: Attempt, observed: Observed, *, reason: str, extra: Mapping[str, Any]) -> Judged:
+    plain = _unknown(attempt, observed, reason_code=reason, extra=extra)
+    return Judged(
+        to=State.AMBIGUOUS,
+        reason_code=reason,
+        observed=observed,
+        patch={**plain.patch, "escalation_reason": reason, "due_at": None},
+        after={"escalated_at": 0, "escalate_at": 0},
+    )
+
+
+def lease_expired(
+    attempt: int, unknown: tuple[int, ...], spec: ActionSpec | None
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """(patch, after) of a lease that ran out: the attempt joins the unknown ones (rule 5)."""
+    patch = {
+        "unknown_attempts": sorted({*unknown, attempt}),
+        "error_class": ErrorClass.UNKNOWN,
+        "reason_code": "worker_lost",
+        "look_ups": 0,
+    }
+    escalate = spec.escalate_after.total_seconds() if spec else 0.0
+    return patch, {"due_at": 0, "lease_ended_at": 0, "escalate_at": escalate}

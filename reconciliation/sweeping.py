@@ -1,0 +1,63 @@
+"""The sweep: finds everything that is due, and does it through the verbs that people call.
+
+A queue task is a wake-up that may come twice, late or never; what is due stands in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from django.conf import settings
+
+from . import reconciler, retrying, runs, transition
+from .models import Operation
+from .states import Kind, State
+from .transition import TransitionRefused
+
+log = structlog.get_logger(__name__)
+
+
+def sweep(*, limit: int = 50) -> int:
+    """Do everything that is due, up to `limit` operations and as many runs. Returns how many were handled."""
+    handled = 0
+    for pk in transition.take_due(Kind.OPERATION, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):
+        handled += _guarded(handle, pk, Kind.OPERATION)
+    for pk in transition.take_due(Kind.RUN, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):
+        handled += _guarded(runs.advance, pk, Kind.RUN)
+    return handled
+
+
+def _guarded(duty: Callable[[int], Any], pk: int, kind: Kind) -> int:
+    """One broken item must not stop the others; it comes back when it is due again."""
+    try:
+        duty(pk)
+    except TransitionRefused as refusal:
+        log.info("sweep_refused", kind=kind, pk=pk, verdict=refusal.verdict)
+    except Exception:
+        log.exception("sweep_failed", kind=kind, pk=pk)
+    return 1
+
+
+def handle(pk: int) -> None:
+    """What is due for one operation, by its state."""
+    operation = Operation.objects.get(pk=pk)
+    state = State(operation.state)
+    if state in (State.PENDING, State.AMBIGUOUS):
+        looked = reconciler.reconcile(pk)
+        if looked.judgement is not None and looked.judgement.repeat:
+            _repeat(looked.operation)
+    elif operation.escalated_at is None and state in (State.READY, State.FAILED_RETRYABLE):
+        if operation.run_id is not None:
+            runs.advance(operation.run_id)  # its run claims it, under the run's lease
+        else:
+            retrying.retry(pk)
+
+
+def _repeat(operation: Operation) -> None:
+    """The automatic same-key retry after a look-up that could not tell."""
+    try:
+        retrying.retry(operation.pk, version=operation.version)
+    except (retrying.NotRetryable, transition.KeyForgotten, transition.NewerSent, transition.RunNotHeld) as refusal:
+        log.info("not_repeated", operation=operation.pk, why=str(refusal))

@@ -1,0 +1,60 @@
+"""What the queue and the beat call: a wake-up, never a memory. Each may run twice, late or never."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import connections
+from django_q.models import OrmQ
+from django_q.tasks import async_task
+
+from . import spool, sweeping, transition, workers
+from .models import Operation, Run
+
+ROUNDS = 20  # a drain ends by itself well before the queue would take it for lost; the beat asks again
+
+
+def drain() -> int:
+    """Do what is due, in batches, until nothing is left. The task of the queue's workers."""
+    workers.seen()
+    spool.bring_in()
+    total = 0
+    while (
+        handled := sweeping.sweep(limit=settings.AFTERCALL_SWEEP_BATCH)
+    ) and total < settings.AFTERCALL_SWEEP_BATCH * 20:
+        total += handled
+    tick("sweep", by=workers.me(), handled=total)
+    return total
+
+
+def wake() -> None:
+    """Ask the queue for a drain. May be lost: the beat asks again as long as something is due."""
+    async_task("reconciliation.tasks.drain", group="drain")
+
+
+def beat_once() -> None:
+    """One round of the beat; two or more beats are harmless."""
+    workers.me("beat")
+    workers.seen()
+    workers.bury_dead()
+    if _anything_due() and OrmQ.objects.count() < settings.Q_CLUSTER["workers"]:
+        wake()
+    tick("beat", by=workers.me(), handled=0)
+
+
+def _anything_due() -> bool:
+    now = transition.database_now()
+    return (
+        Operation.objects.filter(due_at__lte=now).exists()
+        or Run.objects.filter(due_at__lte=now).exists()
+        or any(spool.folder().glob("*.report"))
+    )
+
+
+def tick(name: str, *, by: str, handled: int) -> None:
+    """Put on record that a recurring duty was done now."""
+    with connections[transition.ALIAS].cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO reconciliation_tick (name, at, by, handled) VALUES (%s, aftercall_now(), %s, %s)"
+            " ON CONFLICT (name) DO UPDATE SET at = excluded.at, by = excluded.by, handled = excluded.handled",
+            [name, by, handled],
+        )
