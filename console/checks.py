@@ -32,6 +32,12 @@ def database_url() -> list[CheckMessage]:
 
 
 @rule
+def values() -> list[CheckMessage]:
+    """Values of the environment that could not be read stand at their default, which nobody asked for."""
+    return [Error(problem, id="aftercall.E007") for problem in settings.AFTERCALL_PROBLEMS]
+
+
+@rule
 def two_roles() -> list[CheckMessage]:
     """With one role for everything, no grant keeps the application from rewriting the past."""
     app, owner = settings.DATABASES["default"], settings.DATABASES["owner"]

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from console.supervise import Command
 
-WEB_THREADS = 16
+WEB_THREADS = 16  # more than cores: a look-up from a page waits for a provider
 # The outside world of the order desk. Its adapters find each server through ORDER_DESK_<NAME>_URL.
 SANDBOX = {"pay": 8701, "carrier": 8702, "mail": 8703, "tickets": 8704}
 
@@ -22,8 +22,7 @@ def installation(*, host: str, port: int) -> list[Command]:
             argv=[
                 *(sys.executable, "-m", "granian", "console.wsgi:application", "--interface", "wsgi"),
                 *("--host", host, "--port", str(port), "--workers", "1", "--blocking-threads", str(WEB_THREADS)),
-                *("--backpressure", str(WEB_THREADS)),
-                *("--respawn-failed-workers", "--workers-kill-timeout", "3", "--no-ws", "--log-level", "warning"),
+                *("--respawn-failed-workers", "--workers-kill-timeout", "3", "--no-ws", "--log-level", "error"),
             ],
         ),
         Command(name="worker", argv=manage("qcluster")),

@@ -3,6 +3,7 @@
 A wrong value never stops the import. It is kept as a problem, which checks.py reports and `manage.py start` prints.
 """
 
+import contextlib
 import os
 import sys
 import zoneinfo
@@ -15,6 +16,7 @@ from console import database, logs, secrets
 os.environ["PYTHONTZPATH"] = ""
 zoneinfo.reset_tzpath(to=())
 
+AFTERCALL_PROBLEMS: list[str] = []
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 
@@ -27,15 +29,22 @@ def _words(name: str, default: str = "") -> list[str]:
 
 
 def _seconds(name: str, default: float) -> float:
-    return float(os.environ.get(name) or default)
+    given = os.environ.get(name, "").strip()
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(given or default)) < float("inf"):
+            return value
+    AFTERCALL_PROBLEMS.append(f"{name} is not a number of seconds; it should look like {default:g}.")
+    return default
 
+
+EXAMPLE_PROVIDERS = ",".join(f"examples.order_desk.providers.{name}" for name in ("pay", "carrier", "mail", "tickets"))
 
 # Aftercall
 AFTERCALL_VAR = Path(os.environ.get("AFTERCALL_VAR") or BASE_DIR / "var").resolve()
 AFTERCALL_ENV = os.environ.get("AFTERCALL_ENV", "")  # "production" refuses the example for good
 AFTERCALL_EXAMPLE = _flag("AFTERCALL_EXAMPLE")
 AFTERCALL_URL = os.environ.get("AFTERCALL_URL", "http://127.0.0.1:8000").rstrip("/")  # where people reach the console
-AFTERCALL_PROVIDERS = _words("AFTERCALL_PROVIDERS")
+AFTERCALL_PROVIDERS = _words("AFTERCALL_PROVIDERS", EXAMPLE_PROVIDERS if AFTERCALL_EXAMPLE else "")
 AFTERCALL_WORKFLOWS = _words("AFTERCALL_WORKFLOWS")
 
 # Waiting times of the ledger, in seconds. An action's own declaration (ActionSpec) says the rest.
@@ -191,6 +200,6 @@ Q_CLUSTER = {
     "ALT_CLUSTERS": {"bulk": {"workers": 1, "timeout": 60, "retry": 600, "queue_limit": 1, "bulk": 1}},
 }
 
-# Mail on a laptop and management commands are told apart in pg_stat_activity by this name.
+# Web, worker, beat and commands are told apart in pg_stat_activity by this name.
 for _alias in DATABASES.values():
     _alias["OPTIONS"]["application_name"] = f"aftercall {sys.argv[1] if len(sys.argv) > 1 else 'web'}"[:60]

@@ -44,7 +44,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not in_browser or CHROMIUM:
         return
     if os.environ.get("CI"):
-        raise pytest.UsageError("No Chromium was found, and in CI the browser tests are not left out; install chromium.")
+        raise pytest.UsageError(
+            "No Chromium was found, and in CI the browser tests are not left out; install chromium."
+        )
     for item in in_browser:
         item.add_marker(pytest.mark.skip(reason=NO_CHROMIUM))
 

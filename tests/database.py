@@ -4,6 +4,7 @@ Tests commit for real, as the application role; afterwards a superuser empties t
 """
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -38,7 +39,7 @@ DO $$
 DECLARE name text;
 BEGIN
     SET LOCAL session_replication_role = replica;  -- no trigger guards a row from this session
-    SET LOCAL lock_timeout = '5s';
+    SET LOCAL lock_timeout = '2s';
     FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> ALL (ARRAY[{seeded}]) LOOP
         EXECUTE format('DELETE FROM %I', name);
     END LOOP;
@@ -75,8 +76,16 @@ class TestDatabase:
 
     def empty(self, connection: "psycopg.Connection[Any]") -> None:
         """Remove everything that a test left and set the clock right, past triggers and foreign keys."""
-        seeded = ", ".join(f"'{table}'" for table in SEEDED)
-        connection.execute(EMPTY.replace("{seeded}", seeded))
+        statement = EMPTY.replace("{seeded}", ", ".join(f"'{table}'" for table in SEEDED))
+        try:
+            connection.execute(statement)
+        except psycopg.errors.LockNotAvailable:
+            warnings.warn("A session that a test left open held locks; it was ended.", stacklevel=2)
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            connection.execute(statement)
 
 
 class Clock:

@@ -277,6 +277,12 @@ def test_the_example_is_refused_in_production(tmp_path):
     assert said.startswith("AFTERCALL_EXAMPLE is on, but AFTERCALL_ENV says production.")
 
 
+@pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf"])
+def test_a_waiting_time_that_is_none_is_said(tmp_path, value):
+    said = refused("--port", str(free_port()), AFTERCALL_VAR=str(tmp_path), AFTERCALL_LEASE_MARGIN=value)
+    assert said == "AFTERCALL_LEASE_MARGIN is not a number of seconds; it should look like 10."
+
+
 def test_an_address_for_everybody_needs_a_name(tmp_path):
     said = refused("--host", "0.0.0.0", AFTERCALL_VAR=str(tmp_path))
     assert "set AFTERCALL_URL to the one that people type" in said
