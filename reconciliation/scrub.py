@@ -15,7 +15,7 @@ from urllib.parse import quote
 LIMIT = 300
 CUT = "…"
 REMOVED = "[removed]"
-WINDOW = 65_536  # longer texts are cut before anything looks at them
+WINDOW = 16_384  # longer texts are cut before anything looks at them
 TORN = 1_024  # the end of a cut text is dropped: it may hold half of something that would have been removed
 DEEP = 20
 
@@ -23,6 +23,7 @@ _SENSITIVE = (
     r"(?:authorization|cookie|passw(?:or)?d|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|"
     r"idempotency[_-]?key|signature|credential|session|cvc|cvv|card[_-]?number|iban)"
 )
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _SENSITIVE_NAME = re.compile(_SENSITIVE, re.IGNORECASE)
 # Every repetition is bounded, so that a hostile text costs time in proportion to its length and no more.
 _RULES = (
@@ -71,19 +72,25 @@ def _structured(text: str) -> str:
     try:
         return json.dumps(_walked(json.loads(text)), ensure_ascii=False)
     except (ValueError, RecursionError):
-        return text.replace('\\"', '"').replace("\\/", "/")
+        return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text).replace('\\"', '"').replace("\\/", "/")
 
 
 def _walked(value: Any, depth: int = 0) -> Any:
     if depth > DEEP:
         return REMOVED
     if isinstance(value, dict):
-        return {
-            name: REMOVED if _SENSITIVE_NAME.search(name) else _walked(one, depth + 1) for name, one in value.items()
-        }
+        named = any(_sensitive(value.get(label)) for label in ("name", "key", "header"))
+        hidden = {name for name in value if _sensitive(name) or (named and name == "value")}
+        return {name: REMOVED if name in hidden else _walked(one, depth + 1) for name, one in value.items()}
     if isinstance(value, list):
+        if len(value) == 2 and _sensitive(value[0]):
+            return [value[0], REMOVED]
         return [_walked(one, depth + 1) for one in value]
     return value
+
+
+def _sensitive(name: Any) -> bool:
+    return isinstance(name, str) and len(name) < 80 and bool(_SENSITIVE_NAME.search(name))
 
 
 def _text(text: str, known: tuple[str, ...]) -> str:

@@ -217,7 +217,7 @@ class Mail(HttpProvider):
 
 
 class Tickets(HttpProvider):
-    """Customer tickets. Closing one twice is the same as once; opening one twice makes two; only an index shows them."""
+    """Customer tickets. Closing one twice is the same as once; opening one twice makes two; only an index tells."""
 
     name, probe = "tickets", "/probe"
 

@@ -10,11 +10,13 @@ import json
 import logging
 import math
 import os
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, Never
 from urllib.parse import quote
 
@@ -387,7 +389,7 @@ def _client() -> httpx2.Client:
     a fresh connection makes certain.
     """
     limits = httpx2.Limits(max_connections=50, max_keepalive_connections=0)
-    transport = httpx2.HTTPTransport(retries=0, trust_env=False, http2=False, limits=limits)
+    transport = httpx2.HTTPTransport(verify=_tls(), retries=0, trust_env=False, http2=False, limits=limits)
     plain = {
         "User-Agent": "aftercall",
         "Accept": "application/json",
@@ -397,6 +399,12 @@ def _client() -> httpx2.Client:
     return httpx2.Client(
         transport=transport, trust_env=False, follow_redirects=False, timeout=CONNECT_SECONDS, headers=plain
     )
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """The trusted certificates, read once: that takes longer than most calls."""
+    return httpx2.create_ssl_context(trust_env=False)
 
 
 def _answer(response: httpx2.Response, *, seconds: float) -> Answer:

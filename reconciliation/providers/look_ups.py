@@ -148,13 +148,14 @@ def _compared(call: Call, spec: ActionSpec, places: Places, finding: Finding) ->
 
 
 def _nothing(blanks: list[Finding], places: Places) -> Finding:
-    """No source showed it. One that could not tell outweighs all that saw nothing."""
+    """No source showed it: first make sure that we would see it. One that could not tell outweighs all empty ones."""
+    seeing = places.control()
     if not blanks:
         return Finding(verdict=Verdict.CANNOT_TELL, source=Source.BY_ID, note="there is nowhere to look yet")
     unsure = [finding for finding in blanks if finding.verdict is Verdict.CANNOT_TELL]
     if unsure:
         return unsure[-1]
     last = blanks[-1]
-    if not places.control():
+    if not seeing:
         return replace(last, verdict=Verdict.CANNOT_TELL, note="the control read could not be understood")
     return last
