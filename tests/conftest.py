@@ -85,20 +85,20 @@ def test_database(request: pytest.FixtureRequest, django_db_blocker: Any) -> Ite
 
 
 @pytest.fixture(scope="session")
-def _cleaner(test_database: database.TestDatabase) -> Iterator["psycopg.Connection[Any]"]:
+def cleaner(test_database: database.TestDatabase) -> Iterator["psycopg.Connection[Any]"]:
     with test_database.superuser() as connection:
         yield connection
 
 
 @pytest.fixture
 def ledger_db(
-    test_database: database.TestDatabase, _cleaner: "psycopg.Connection[Any]", django_db_blocker: Any
+    test_database: database.TestDatabase, cleaner: "psycopg.Connection[Any]", django_db_blocker: Any
 ) -> Iterator[database.TestDatabase]:
     """Opens the database to a test, as the application role and with commits that are real; empties it afterwards."""
     with django_db_blocker.unblock():
         yield test_database
         connections.close_all()
-    test_database.empty(_cleaner)
+    test_database.empty(cleaner)
 
 
 @pytest.fixture
@@ -113,9 +113,9 @@ def transactional_db(ledger_db: database.TestDatabase) -> database.TestDatabase:
 
 
 @pytest.fixture
-def clock(ledger_db: database.TestDatabase, _cleaner: "psycopg.Connection[Any]") -> database.Clock:
+def clock(ledger_db: database.TestDatabase, cleaner: "psycopg.Connection[Any]") -> database.Clock:
     """The database's clock, movable; it is set right after the test."""
-    return database.Clock(_cleaner)
+    return database.Clock(cleaner)
 
 
 @pytest.fixture

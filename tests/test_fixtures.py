@@ -54,13 +54,13 @@ def test_a_child_process_works_on_the_same_database(ledger_db, database_url_env)
 
 
 @pytest.mark.filterwarnings("ignore:A session that a test left open")
-def test_a_session_that_holds_locks_does_not_keep_its_rows(ledger_db, _cleaner):
+def test_a_session_that_holds_locks_does_not_keep_its_rows(ledger_db, cleaner):
     left_open = ledger_db.superuser()
     left_open.execute("BEGIN")
     User.objects.create_user("olga")
     left_open.execute("SELECT * FROM auth_user FOR UPDATE")
-    ledger_db.empty(_cleaner)
-    assert _cleaner.execute("SELECT count(*) FROM auth_user").fetchone() == (0,)
+    ledger_db.empty(cleaner)
+    assert cleaner.execute("SELECT count(*) FROM auth_user").fetchone() == (0,)
 
 
 def test_without_the_fixture_the_database_is_closed():
