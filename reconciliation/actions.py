@@ -2,20 +2,32 @@
 
 Permissions, versions, one-time tokens and guards sit here, behind the door; a page or an API endpoint only shows the
 previews and passes on what was pressed. Automation calls the functions that stand behind these actions:
-`reconciler.reconcile()`, `executor.retry()`, `runs.advance()`.
+`reconciler.reconcile()`, `retrying.retry()`, `runs.advance()`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from functools import partial
 from uuid import UUID
 
-from .actors import Actor, Permission
-from .models import Operation, Run
+from django.db import IntegrityError, transaction
 
-__all__ = ["Actor", "Answer", "Input", "Permission", "Press", "Preview", "Verdict", "act", "answer_of", "previews"]
+from . import pressing, runs
+from .actors import Actor, Permission
+from .deeds import NotAllowed, View, look_up, read, resolve_applied, resolve_not_applied, retry, stop
+from .judgement import absence_provable_at
+from .models import Operation, Run
+from .pressing import Answer, Verdict, answer_of
+from .providers.base import Repeat
+from .retrying import why_not_retryable
+from .states import RUN_TERMINAL, TERMINAL, State
+from .transition import StaleVersion, TransitionRefused
+
+__all__ = [
+    "Actor", "Answer", "Input", "Permission", "Press", "Preview", "Verdict", "act", "answer_of", "previews",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +45,7 @@ class Input:
 class Preview:
     """What would happen, and why it is or is not allowed."""
 
-    action: str  # look_up, resolve_applied, resolve_not_applied, retry, terminate, withdraw, resume, ...
+    action: str
     label: str  # "Retry with the same key"
     button: str  # "Retry"
     allowed: bool
@@ -42,25 +54,6 @@ class Preview:
     needs_reason: bool = False
     inputs: tuple[Input, ...] = ()
     shortcut: str = ""  # one letter, or none
-
-
-class Verdict(StrEnum):
-    """How a press ended."""
-
-    DONE = "done"
-    JOINED = "joined"  # somebody else's press is doing, or did, the same
-    REFUSED = "refused"  # not permitted or not allowed: nothing changed
-    CONFLICT = "conflict"  # it changed since the page was drawn: nothing changed
-    WORKING = "working"  # the first press with this token is still at it, or was lost on the way
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The answer to one press; the same token gets the same one again."""
-
-    verdict: Verdict
-    message: str  # one or two sentences for the person
-    token: UUID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +67,251 @@ class Press:
     inputs: Mapping[str, str] = field(default_factory=dict)
 
 
+# What each action would do, or why it is not allowed. (allowed, sentence)
+
+Say = tuple[bool, str]
+
+
+def _say_look_up(view: View) -> Say:
+    operation = view.operation
+    if operation.attempts == 0:
+        return False, "Nothing was ever sent, so there is nothing to look up."
+    if view.leased:
+        return False, f"An attempt is in flight; its lease ends in {view.until(operation.lease_until)}."
+    if operation.state == State.PENDING:
+        return True, "The worker's lease is over: ends it, and asks the provider what became of the call."
+    provable = absence_provable_at(operation, view.spec) if view.spec else None
+    sentence = f"Asks {operation.provider} what it knows of this call. Sends nothing."
+    if operation.state == State.AMBIGUOUS and view.spec and view.spec.absence_is_proof and provable:
+        if provable > view.now:
+            return (
+                True,
+                f"{sentence} In {view.until(provable)} an empty answer begins to prove that nothing was applied.",
+            )
+        reads = view.spec.absence_reads
+        return True, f"{sentence} An empty answer counts now; {reads} of them, spaced, prove that nothing was applied."
+    return True, sentence
+
+
+def _say_resolve_applied(view: View) -> Say:
+    if view.operation.state != State.AMBIGUOUS:
+        return False, _NOT_UNKNOWN
+    if view.found:
+        return True, "The newest look-up found it: becomes succeeded, on the look-up's evidence. The run goes on."
+    return True, "On your word: becomes succeeded, marked as asserted by you for good. The run goes on."
+
+
+def _say_resolve_not_applied(view: View) -> Say:
+    if view.operation.state != State.AMBIGUOUS:
+        return False, _NOT_UNKNOWN
+    if view.absence_proven:
+        return True, "Absence is proven: becomes retryable, and is sent again only when somebody presses retry."
+    return True, "On your word: becomes failed for good, marked as asserted by you. It is not sent again."
+
+
+_NOT_UNKNOWN = "Its outcome is not unknown; there is nothing to resolve."
+
+
+def _say_retry(view: View) -> Say:
+    operation, spec = view.operation, view.spec
+    why = why_not_retryable(operation)
+    if not why and spec is None:
+        why = "This deployment has no handler for the action; configure its provider first."
+    if why or spec is None:
+        return False, why
+    if view.run_in_the_way:
+        return False, view.run_in_the_way
+    if spec.repeat is Repeat.KEYED and operation.first_sent_at is not None:
+        if operation.same_key_until is None or operation.same_key_until <= view.now:
+            return False, f"{operation.provider} may have forgotten the key; a retry could do it twice. Look it up."
+        left = view.until(operation.same_key_until)
+        if operation.state == State.AMBIGUOUS:
+            return True, f"Safe for {left}: {operation.provider} remembers the key and answers with the first result."
+        return True, f"No attempt was applied; sends the same request under the same key. Safe for {left}."
+    if operation.state == State.AMBIGUOUS:
+        return True, "Doing it twice is the same as doing it once; refused if a newer one on this object was sent."
+    return True, "No attempt was applied; sends the same request again."
+
+
+def _say_terminate(view: View) -> Say:
+    if view.operation.state in TERMINAL:
+        return False, "It has ended already."
+    if view.operation.state == State.PENDING:
+        return False, "An attempt is in flight; wait for its answer or for the end of its lease."
+    if view.operation.state == State.AMBIGUOUS:
+        return True, "Stops here. Its outcome stays unknown on record, and its run stops with it."
+    return True, "Stops here. Nothing more is sent; no attempt was applied."
+
+
+def _say_withdraw(view: View) -> Say:
+    if view.operation.state not in (State.READY, State.AWAITING_APPROVAL):
+        return False, "Only what was never sent can be withdrawn."
+    return True, "Nothing was sent, and nothing will be."
+
+
+def _say_resume(run: Run) -> Say:
+    if run.state in RUN_TERMINAL:
+        return False, "The run has ended."
+    if run.escalated_at is None:
+        return False, "Automation has not stopped with this run."
+    return True, "Clears the mark: automation goes on from the first step that is not settled."
+
+
+@dataclass(frozen=True)
+class _Action:
+    """One row of the panel."""
+
+    name: str
+    label: str
+    button: str
+    permission: Permission
+    say: Callable[..., Say]
+    do: Callable[..., str]
+    needs_reason: bool = True
+    shortcut: str = ""
+    inputs: tuple[Input, ...] = ()
+    calls_out: bool = False  # uses the network, so it is not one transaction
+    any_version: bool = False  # harmless on a page that is out of date
+
+
+_PROVIDER_ID = Input(
+    name="provider_operation_id",
+    label="Provider's id",
+    help="The id of the effect at the provider, if you know it. One effect proves one operation.",
+)
+_OPERATION_ACTIONS = (
+    _Action("look_up", "Look up again", "Look up", Permission.LOOK_UP, _say_look_up, look_up, needs_reason=False,
+            shortcut="l", calls_out=True, any_version=True),
+    _Action("retry", "Retry with the same key", "Retry", Permission.RETRY, _say_retry, retry, shortcut="r",
+            calls_out=True),
+    _Action("resolve_applied", "Resolve as applied", "It was applied", Permission.RESOLVE, _say_resolve_applied,
+            resolve_applied, inputs=(_PROVIDER_ID,)),
+    _Action("resolve_not_applied", "Resolve as not applied", "It was not applied", Permission.RESOLVE,
+            _say_resolve_not_applied, resolve_not_applied),
+    _Action("withdraw", "Withdraw", "Withdraw", Permission.WITHDRAW, _say_withdraw, partial(stop, code="withdrawn")),
+    _Action("terminate", "Terminate", "Terminate", Permission.TERMINATE, _say_terminate,
+            partial(stop, code="terminated")),
+)  # fmt: skip
+
+
+def _do_resume(run: Run, press: Press, actor: Actor) -> str:
+    runs.resume(run.pk, actor=actor, version=press.version, reason=press.reason)
+    return "The run is due again; automation goes on from the first step that is not settled."
+
+
+_RUN_ACTIONS = (_Action("resume", "Resume the run", "Resume", Permission.RESUME, _say_resume, _do_resume),)
+
+
 def previews(subject: Operation | Run, *, actor: Actor) -> tuple[Preview, ...]:
     """Every action on `subject`, the allowed ones first, each with what it would do or why it is not allowed."""
-    raise NotImplementedError
+    view = read(subject)
+    shown = [_preview(action, view, actor) for action in _actions(subject)]
+    best = next((p.action for p in shown if p.allowed and p.action in ("look_up", "resume")), None)
+    marked = [_recommend(p) if p.action == best else p for p in shown]
+    return tuple(sorted(marked, key=lambda preview: not preview.allowed))
+
+
+def _recommend(preview: Preview) -> Preview:
+    return Preview(**{**vars(preview), "recommended": True})
+
+
+def _actions(subject: Operation | Run) -> tuple[_Action, ...]:
+    return _OPERATION_ACTIONS if isinstance(subject, Operation) else _RUN_ACTIONS
+
+
+def _preview(action: _Action, view: View | Run, actor: Actor) -> Preview:
+    allowed, why = action.say(view)
+    if not _permitted(action, view, actor):
+        allowed, why = False, f"Your role does not allow this; it needs “{action.permission.replace('_', ' ')}”."
+    return Preview(
+        action=action.name,
+        label=action.label,
+        button=action.button,
+        allowed=allowed,
+        why=why,
+        needs_reason=action.needs_reason,
+        inputs=action.inputs,
+        shortcut=action.shortcut,
+    )
+
+
+def _permitted(action: _Action, view: View | Run, actor: Actor) -> bool:
+    if actor.may(action.permission):
+        return True
+    mine = isinstance(view, View) and view.operation.requested_by == actor.id
+    return action.name == "withdraw" and mine
+
+
+# Pressing
 
 
 def act(subject: Operation | Run, press: Press, *, actor: Actor) -> Answer:
     """Carry out one press. Refusals and conflicts are answers, recorded in the audit log, and change nothing."""
-    raise NotImplementedError
+    action = next((a for a in _actions(subject) if a.name == press.action), None)
+    if action is None:
+        raise NotAllowed(f"There is no action {press.action!r} here.")
+    if action.calls_out:
+        earlier = pressing.take(press.token, action=press.action, subject=subject, actor=actor)
+        return earlier or pressing.keep(press.token, *_answer(action, subject, press, actor))
+    with transaction.atomic():
+        earlier = pressing.take(press.token, action=press.action, subject=subject, actor=actor)
+        return earlier or pressing.keep(press.token, *_answer(action, subject, press, actor))
 
 
-def answer_of(token: UUID, *, actor: Actor) -> Answer | None:
-    """The stored answer of an earlier press by this actor, for the page that shows it (again)."""
-    raise NotImplementedError
+def _answer(action: _Action, subject: Operation | Run, press: Press, actor: Actor) -> tuple[Verdict, str]:
+    fresh = type(subject)._default_manager.get(pk=subject.pk)
+    stale = fresh.version != press.version and not action.any_version
+    try:
+        if not _permitted(action, read(fresh), actor):
+            raise NotAllowed(f"Your role does not allow this; it needs “{action.permission.replace('_', ' ')}”.")
+        if stale:
+            raise StaleVersion(kind=fresh.subject.kind, pk=fresh.pk, source=fresh.state, target=None)
+        _check(action, fresh, press)
+        return Verdict.DONE, _do(action, fresh, press, actor)
+    except StaleVersion:
+        return _out_of_date(action, fresh, press, actor)
+    except NotAllowed as refusal:
+        pressing.refuse(fresh, actor, action=action.name, why="not_allowed", reason=press.reason)
+        return Verdict.REFUSED, str(refusal)
+    except TransitionRefused as refusal:
+        pressing.refuse(fresh, actor, action=action.name, why=refusal.verdict, reason=press.reason)
+        return Verdict.REFUSED, f"Nothing was changed. {refusal.sentence}"
+
+
+def _do(action: _Action, fresh: Operation | Run, press: Press, actor: Actor) -> str:
+    if action.calls_out:
+        return action.do(fresh, press, actor)
+    try:
+        with transaction.atomic():  # a savepoint: the answer to the press is stored even where the deed is refused
+            return action.do(fresh, press, actor)
+    except IntegrityError as clash:
+        if "one_effect_one_operation" not in str(clash):
+            raise
+        raise NotAllowed("This provider's id already proves another operation; one effect proves one.") from clash
+
+
+def _check(action: _Action, fresh: Operation | Run, press: Press) -> None:
+    allowed, why = action.say(read(fresh))
+    if not allowed:
+        raise NotAllowed(why)
+    if action.needs_reason and not press.reason.strip():
+        raise NotAllowed("A reason is needed: it goes into the audit log with your name.")
+    if len(press.reason) > LONGEST_REASON:
+        raise NotAllowed(f"The reason is longer than {LONGEST_REASON} characters; shorten it.")
+
+
+LONGEST_REASON = 2000
+
+
+def _out_of_date(action: _Action, fresh: Operation | Run, press: Press, actor: Actor) -> tuple[Verdict, str]:
+    """It changed since the page was drawn. A retry that somebody else started is joined, not refused."""
+    if isinstance(fresh, Operation) and action.name == "retry":
+        attempt = pressing.attempt_since(fresh, press.version)
+        if attempt:
+            pressing.joined(fresh, actor, action=action.name, reason=press.reason)
+            return Verdict.JOINED, f"Already being done: {attempt}"
+    pressing.refuse(fresh, actor, action=action.name, why="stale_version", reason=press.reason)
+    return (
+        Verdict.CONFLICT,
+        f"Nothing was changed: this page was out of date. {pressing.changes_since(fresh, press.version)}",
+    )

@@ -2,8 +2,9 @@
 
 import django.contrib.postgres.fields
 import django.db.models.deletion
-import reconciliation.states
 from django.db import migrations, models
+
+import reconciliation.states
 
 
 class Migration(migrations.Migration):

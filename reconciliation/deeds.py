@@ -1,0 +1,182 @@
+"""What stands behind each button on an operation: reads for its preview, and the one domain call that it makes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from . import reconciler, retrying, transition
+from .actors import Actor
+from .models import JournalEntry, Operation, Run
+from .providers.base import ActionSpec
+from .states import Basis, RunState, State
+from .wording import duration, reason
+
+
+class NotAllowed(Exception):
+    """An action that may not be done now, or not by this person. The text says why and what would allow it."""
+
+
+class Pressed(Protocol):
+    """What the deeds read of a press (actions.Press)."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def inputs(self) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """An operation and what its previews depend on, read at one moment of the database's clock."""
+
+    operation: Operation
+    spec: ActionSpec | None
+    now: datetime
+    finding: dict[str, Any]
+    run: Run | None
+
+    @property
+    def leased(self) -> bool:
+        """Whether a live lease holds it."""
+        return self.operation.lease_until is not None and self.operation.lease_until > self.now
+
+    @property
+    def found(self) -> bool:
+        """Whether the newest look-up found it and nothing that was asked differs from it."""
+        return self.finding.get("verdict") == "found" and "differs" not in self.finding.get("compared", {}).values()
+
+    @property
+    def absence_proven(self) -> bool:
+        """Whether enough complete empty reads came in (rule 7) and nothing of it was ever seen."""
+        counted = self.spec is not None and self.operation.absent_reads >= self.spec.absence_reads
+        return bool(counted and self.spec and self.spec.absence_is_proof and not self.operation.sighted)
+
+    @property
+    def run_in_the_way(self) -> str:
+        """Why its run lets nothing be sent now, or nothing."""
+        if self.run is None or self.run.state in (RunState.PENDING, RunState.UNCERTAIN):
+            return ""
+        if self.run.state == RunState.RUNNING and not self._run_leased:
+            return ""
+        return f"Its run is {self.run.state.replace('_', ' ')}; a step is sent only while its run is held for it."
+
+    @property
+    def _run_leased(self) -> bool:
+        return self.run is not None and self.run.lease_until is not None and self.run.lease_until > self.now
+
+    def until(self, moment: datetime | None) -> str:
+        """How long it is until `moment`, in words."""
+        return duration(moment - self.now) if moment else "no time"
+
+
+def read(subject: Operation | Run) -> View | Run:
+    """What the previews of `subject` depend on."""
+    if isinstance(subject, Run):
+        return subject
+    newest = JournalEntry.objects.filter(operation=subject, kind="finding").order_by("-id").first()
+    return View(
+        operation=subject,
+        spec=reconciler.spec_or_none(subject),
+        now=transition.database_now(),
+        finding=json.loads(newest.data) if newest else {},
+        run=subject.run,
+    )
+
+
+def look_up(operation: Operation, press: Pressed, actor: Actor) -> str:
+    """Ask the provider, and move by what it says: the same as the sweep does."""
+    looked = reconciler.reconcile(operation.pk, actor=actor)
+    after = looked.operation
+    if looked.moved:
+        return f"{reason(looked.judgement.reason_code if looked.judgement else '')} It is {_state(after)} now."
+    verdict = str(looked.finding.verdict if looked.finding else "cannot_tell").replace("_", " ")
+    why = f" {reason(looked.judgement.reason_code)}" if looked.judgement else ""
+    return f"Looked up: {verdict}.{why} It stays {_state(after)}."
+
+
+def retry(operation: Operation, press: Pressed, actor: Actor) -> str:
+    """Send once more with the same key: the same as the sweep does."""
+    try:
+        outcome = retrying.retry(operation.pk, actor=actor, version=press.version, reason=press.reason)
+    except (retrying.NotRetryable, reconciler.CannotLookUp) as refusal:
+        raise NotAllowed(str(refusal)) from refusal
+    after = Operation.objects.get(pk=operation.pk)
+    if outcome.disposition != "executed":
+        return f"Looked up first, and that settled it: it is {_state(after)} now; nothing was sent again."
+    return f"Attempt {after.attempts} was made. It is {_state(after)} now."
+
+
+def resolve_applied(operation: Operation, press: Pressed, actor: Actor) -> str:
+    """Succeeded: on the newest look-up where that found it, else on the person's word."""
+    view = _viewed(operation)
+    named = str(press.inputs.get("provider_operation_id", "")).strip()[:200]
+    found_id = str(view.finding.get("provider_operation_id", "")) if view.found else ""
+    effect = named or found_id
+    basis = Basis.LOOK_UP if view.found and named in ("", found_id) else Basis.ASSERTED
+    names_target = view.spec.id_names_target if view.spec else True
+    _move(
+        operation, press, actor, to=State.SUCCEEDED, code="resolved_applied",
+        patch={"basis": basis, "provider_operation_id": effect, "effect_id": "" if names_target else effect},
+        details={"basis": str(basis)},
+    )  # fmt: skip
+    return f"Recorded as applied, on {'the look-up' if basis is Basis.LOOK_UP else 'your word'}. Its run goes on."
+
+
+def resolve_not_applied(operation: Operation, press: Pressed, actor: Actor) -> str:
+    """Retryable where absence is proven; on a person's word failed for good, and never sent again."""
+    if _viewed(operation).absence_proven:
+        held: dict[str, Any] = {"unknown_attempts": [], "due_at": None, "escalation_reason": "held_for_retry"}
+        _move(
+            operation, press, actor, to=State.FAILED_RETRYABLE, code="resolved_absent", patch=held,
+            after={"escalated_at": 0}, clear_mark=False,
+        )  # fmt: skip
+        return "Recorded as not applied, on proof. It waits for somebody to press retry."
+    asserted = {"basis": Basis.ASSERTED}
+    _move(operation, press, actor, to=State.FAILED_TERMINAL, code="asserted_not_applied", patch=asserted)
+    return "Recorded as not applied, on your word. It is not sent again."
+
+
+def stop(operation: Operation, press: Pressed, actor: Actor, *, code: str) -> str:
+    """Terminate or withdraw: nothing more is sent; what is unknown stays unknown on record."""
+    unknown = bool(operation.unknown_attempts)
+    _move(operation, press, actor, to=State.TERMINATED, code=code)
+    return f"{code.capitalize()}. " + ("Its outcome stays unknown on record." if unknown else "No attempt was applied.")
+
+
+def _viewed(operation: Operation) -> View:
+    view = read(operation)
+    assert isinstance(view, View)
+    return view
+
+
+def _move(
+    operation: Operation,
+    press: Pressed,
+    actor: Actor,
+    *,
+    to: State,
+    code: str,
+    patch: dict[str, Any] | None = None,
+    after: dict[str, float] | None = None,
+    details: dict[str, Any] | None = None,
+    clear_mark: bool = True,
+) -> None:
+    cleared = {"escalated_at": None, "escalation_reason": ""} if clear_mark else {}
+    transition.transition(
+        operation.subject,
+        to=to,
+        version=press.version,
+        patch={"reason_code": code, **cleared, **(patch or {})},
+        after=after,
+        fact=actor.fact(code, reason=press.reason, **(details or {})),
+    )
+
+
+def _state(operation: Operation) -> str:
+    mark = ", and a person must act" if operation.escalated_at else ""
+    return operation.state.replace("_", " ") + mark

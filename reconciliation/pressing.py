@@ -1,0 +1,126 @@
+"""One press of a button: its one-time token, its stored answer, and the record of what was refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from uuid import UUID
+
+from django.db import connections
+
+from audit import log
+from audit.models import Entry
+
+from . import transition
+from .actors import Actor
+from .models import ActionToken, Operation, Run
+
+LOST_AFTER = timedelta(minutes=2)  # no call of a provider may take longer than this from a page
+
+
+class Verdict(StrEnum):
+    """How a press ended."""
+
+    DONE = "done"
+    JOINED = "joined"  # somebody else's press is doing, or did, the same
+    REFUSED = "refused"  # not permitted or not allowed: nothing changed
+    CONFLICT = "conflict"  # it changed since the page was drawn: nothing changed
+    WORKING = "working"  # the first press with this token is still at it, or was lost on the way
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer to one press; the same token gets the same one again."""
+
+    verdict: Verdict
+    message: str  # one or two sentences for the person
+    token: UUID
+
+
+def take(token: UUID, *, action: str, subject: Operation | Run, actor: Actor) -> Answer | None:
+    """Use up a token: None for its first press, the first answer for every later one.
+
+    Inside a transaction a second press waits here for the first to commit.
+    """
+    with connections[transition.ALIAS].cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO reconciliation_actiontoken"
+            " (token, tenant, actor, action, subject, created_at, verdict, message)"
+            " VALUES (%s, %s, %s, %s, %s, aftercall_now(), '', '') ON CONFLICT DO NOTHING",
+            [token, subject.tenant, actor.id, action, str(subject.subject)],
+        )
+        if cursor.rowcount == 1:
+            return None
+    row = ActionToken.objects.get(pk=token)
+    if (row.actor, row.action, row.subject) != (actor.id, action, str(subject.subject)):
+        return Answer(
+            verdict=Verdict.REFUSED, message="This form's token belongs to another press; reload it.", token=token
+        )
+    return _stored(row)
+
+
+def answer_of(token: UUID, *, actor: Actor) -> Answer | None:
+    """The stored answer of an earlier press by this actor, for the page that shows it (again)."""
+    row = ActionToken.objects.filter(pk=token, actor=actor.id).first()
+    return _stored(row) if row else None
+
+
+def _stored(row: ActionToken) -> Answer:
+    if row.verdict:
+        return Answer(verdict=Verdict(row.verdict), message=row.message, token=row.token)
+    if transition.database_now() - row.created_at > LOST_AFTER:
+        message = "The answer to this press was lost on the way. The timeline shows whether it was done."
+        return Answer(verdict=Verdict.REFUSED, message=message, token=row.token)
+    return Answer(verdict=Verdict.WORKING, message="This is being done at this moment.", token=row.token)
+
+
+def keep(token: UUID, verdict: Verdict, message: str) -> Answer:
+    """Store the answer of a token's first press."""
+    ActionToken.objects.filter(pk=token).update(verdict=verdict, message=message)
+    return Answer(verdict=verdict, message=message, token=token)
+
+
+def refuse(subject: Operation | Run, actor: Actor, *, action: str, why: str, reason: str) -> None:
+    """Record a refused press, committed apart."""
+    fact = actor.fact(why, reason=reason, action=action)
+    transition.refuse(subject=subject.subject, tenant=subject.tenant, fact=fact)
+
+
+def joined(subject: Operation | Run, actor: Actor, *, action: str, reason: str) -> None:
+    """Record a press that found somebody else's at work."""
+    fact = actor.fact("joined", reason=reason, action=action)
+    log.append(subject=str(subject.subject), tenant=subject.tenant, event="joined", fact=fact)
+
+
+def _entries_since(subject: Operation | Run, version: int) -> list[Entry]:
+    entries = Entry.objects.filter(subject=str(subject.subject), event="transition", version__gt=version)
+    return list(entries.order_by("seq")[:20])
+
+
+def attempt_since(operation: Operation, version: int) -> str:
+    """Which attempt was started since `version`, by whom and when; "" where none was."""
+    for entry in _entries_since(operation, version):
+        if entry.reason_code in ("retry_requested", "retried"):
+            attempt = json.loads(bytes(entry.canonical))["body"]["details"].get("attempt")
+            return f"attempt {attempt}, started by {_who(entry)} at {_time(entry)}."
+    return ""
+
+
+def changes_since(subject: Operation | Run, version: int) -> str:
+    """What changed since `version`, by whom, when, in sentences."""
+    told = [
+        f"{entry.from_state or 'new'} to {entry.to_state} by {_who(entry)} at {_time(entry)} ({entry.reason_code})."
+        for entry in _entries_since(subject, version)
+    ]
+    return " ".join(told) or "The version on the page is not one that this case has had."
+
+
+def _who(entry: Entry) -> str:
+    name = entry.openings.filter(field="actor_name").values_list("value", flat=True).first()
+    return str(name or entry.actor)
+
+
+def _time(entry: Entry) -> str:
+    return f"{entry.at:%Y-%m-%d %H:%M:%S} UTC"

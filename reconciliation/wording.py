@@ -1,0 +1,497 @@
+"""What people read: pure functions from rows to words. No query, no clock of its own, no markup."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from .models import JournalEntry, Operation, Run
+from .providers.base import ActionSpec, Json, Repeat, Verdict
+from .states import TERMINAL, Basis, RunState, State
+
+Clock = Callable[[datetime], str]  # how the reader writes a time
+
+# ISO 4217: currencies whose minor unit is not a hundredth.
+EXPONENTS: dict[str, int] = {
+    **dict.fromkeys(
+        ("BIF", "CLP", "DJF", "GNF", "ISK", "JPY", "KMF", "KRW", "PYG", "RWF", "UGX", "UYI", "VND", "VUV", "XAF"), 0
+    ),
+    **dict.fromkeys(("XOF", "XPF"), 0),
+    **dict.fromkeys(("BHD", "IQD", "JOD", "KWD", "LYD", "OMR", "TND"), 3),
+    **dict.fromkeys(("CLF", "UYW"), 4),
+}
+
+
+@dataclass(frozen=True)
+class Label:
+    """A state as people see it: a glyph and a word, so that colour never stands alone, and a tone for the colour."""
+
+    glyph: str
+    word: str
+    tone: str  # person | unknown | wait | good | calm
+
+
+LABELS: dict[str, Label] = {
+    State.READY: Label("○", "ready", "calm"),
+    State.AWAITING_APPROVAL: Label("◇", "awaiting approval", "wait"),
+    State.PENDING: Label("▸", "in flight", "wait"),
+    State.FAILED_RETRYABLE: Label("↻", "to be retried", "wait"),
+    State.AMBIGUOUS: Label("◆", "unknown", "unknown"),
+    State.SUCCEEDED: Label("✓", "succeeded", "good"),
+    State.FAILED_TERMINAL: Label("✕", "failed", "calm"),
+    State.TERMINATED: Label("■", "terminated", "calm"),
+}
+RUN_LABELS: dict[str, Label] = {
+    RunState.PENDING: Label("○", "waiting", "calm"),
+    RunState.RUNNING: Label("▸", "running", "wait"),
+    RunState.AWAITING_APPROVAL: Label("◇", "awaiting approval", "wait"),
+    RunState.UNCERTAIN: Label("◆", "uncertain", "unknown"),
+    RunState.COMPENSATING: Label("↶", "compensating", "wait"),
+    RunState.SUCCEEDED: Label("✓", "succeeded", "good"),
+    RunState.FAILED: Label("✕", "failed", "calm"),
+    RunState.COMPENSATED: Label("↶", "compensated", "calm"),
+    RunState.CANCELLED: Label("■", "cancelled", "calm"),
+}
+ESCALATED = Label("▲", "escalated", "person")
+
+# Sentences for codes that the ledger writes. A code without one is shown as it is, with its underscores as spaces.
+REASONS: dict[str, str] = {
+    "timeout": "no answer in time",
+    "reset": "the connection broke after the request left",
+    "crash": "the worker was lost while the request may have been under way",
+    "lease_expired": "the lease ran out without an answer",
+    "worker_lost": "its worker was lost",
+    "unavailable": "the provider declared that it did not apply it, and may do so later",
+    "rate_limited": "the provider declared that there were too many calls; it did not apply this one",
+    "not_sent": "no byte of the request left",
+    "our_fault": "a fault of our own, found before a byte left; held until it is repaired",
+    "rejected": "refused for good by the provider",
+    "invalid": "the provider found the request malformed",
+    "unauthorized": "the provider refused our credential",
+    "key_in_use": "the provider is still at work on an earlier call with this key",
+    "unknown": "an error that proves nothing",
+    "outcome_unknown": "an answer that proves nothing",
+    "budget_spent": "the budget of attempts is spent",
+    "no_conclusive_answer": "no look-up gave a conclusive answer in time",
+    "escalate_after": "no look-up gave a conclusive answer in time",
+    "mismatch": "what was found is not what was asked",
+    "several": "more than one candidate fits",
+    "removed": "it was found, and was taken away since",
+    "found": "found at the provider",
+    "absent": "absence is proven",
+    "absence_proven": "absence is proven",
+    "cannot_tell": "the look-up could not tell",
+    "in_progress": "the provider is still at it",
+    "receipt": "the provider's answer proves it",
+    "asserted": "a person's word",
+    "key_forgotten": "the provider may have forgotten the key",
+    "identical_replays": "the provider replays the same stored error",
+    "access_changed": "a role was given, changed or taken away",
+}
+ERRORS: dict[str, str] = {
+    "timeout": "timed out after send",
+    "reset": "connection broke after send",
+    "crash": "worker lost",
+    "unknown": "answer proves nothing",
+    "": "no error on record",
+}
+FINDINGS: dict[str, str] = {
+    Verdict.FOUND: "found",
+    Verdict.REMOVED: "found, and removed since",
+    Verdict.ABSENT: "nothing there",
+    Verdict.IN_PROGRESS: "the provider is still at it",
+    Verdict.SEVERAL: "several candidates",
+    Verdict.MISMATCH: "found something that is not what was asked",
+    Verdict.CANNOT_TELL: "cannot tell",
+}
+SOURCES: dict[str, str] = {
+    "by_key": "by key",
+    "by_id": "by its id",
+    "by_reference": "by reference",
+    "by_window": "by reference and time window",
+}
+BASES: dict[str, str] = {
+    Basis.RECEIPT: "the provider's own answer",
+    Basis.LOOK_UP: "a look-up at the provider",
+    Basis.CLAIM: "the caller's bare word",
+    Basis.ASSERTED: "a person's word, not proof",
+}
+
+
+def money(minor: int, currency: str) -> str:
+    """`4200, "USD"` -> `42.00 USD`; minor units after ISO 4217."""
+    digits = EXPONENTS.get(currency.upper(), 2)
+    sign, whole = "-" if minor < 0 else "", abs(minor)
+    if not digits:
+        return f"{sign}{whole:,} {currency}".rstrip()
+    units, rest = divmod(whole, 10**digits)
+    return f"{sign}{units:,}.{rest:0{digits}} {currency}".rstrip()
+
+
+def duration(length: timedelta) -> str:
+    """`2 h 05 m`, `41 min`, `40 s`, `3 d 4 h`: two units at most, rounded down. The sign is left to the sentence."""
+    seconds = int(abs(length).total_seconds())
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min"
+    if seconds < 86_400:
+        return f"{seconds // 3600} h {seconds % 3600 // 60:02} m"
+    return f"{seconds // 86_400} d {seconds % 86_400 // 3600} h"
+
+
+def state_label(state: str, *, escalated: bool = False) -> Label:
+    """The pill of an operation. The escalation mark comes first: a person must act."""
+    return ESCALATED if escalated else LABELS.get(state, Label("·", state.replace("_", " "), "calm"))
+
+
+def run_label(state: str, *, escalated: bool = False) -> Label:
+    """The pill of a run."""
+    return ESCALATED if escalated else RUN_LABELS.get(state, Label("·", state.replace("_", " "), "calm"))
+
+
+def reason(code: str) -> str:
+    """A reason code as words."""
+    return REASONS.get(code, code.replace("_", " "))
+
+
+def error(error_class: str) -> str:
+    """An error class as the name of a group of cases."""
+    return ERRORS.get(error_class, reason(error_class))
+
+
+def facts(entry: JournalEntry) -> Json:
+    """The shown fields of a journal entry; empty where they are no JSON object."""
+    try:
+        value = json.loads(entry.data or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class _Gaps(dict[str, str]):
+    """A headline whose field is hidden still reads: the name of the field stands in its place."""
+
+    def __missing__(self, name: str) -> str:
+        return f"({name.replace('_', ' ')} hidden)"
+
+
+def shown_request(operation: Operation) -> Json:
+    """The fields of the request that may be seen."""
+    try:
+        value = json.loads(operation.request_shown or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def headline(operation: Operation, spec: ActionSpec | None) -> str:
+    """One phrase from the data: "Refund 42.00 USD for order 1002". Works without a spec, plainly."""
+    undo = operation.step.removeprefix("undo:") if operation.step.startswith("undo:") else ""
+    tail = f" (undo of {undo})" if undo else ""
+    if spec is None or not spec.headline:
+        amount = "" if operation.amount_minor is None else f" {money(operation.amount_minor, operation.currency)}"
+        return f"{operation.provider} {operation.action}{amount} for {operation.business_object}{tail}"
+    values = _Gaps({name: _plain(value) for name, value in shown_request(operation).items()})
+    if spec.money and operation.amount_minor is not None:
+        values[spec.money[0]] = values["amount"] = money(operation.amount_minor, operation.currency)
+    try:
+        return string.Formatter().vformat(spec.headline, (), values) + tail
+    except (ValueError, IndexError, KeyError, AttributeError):
+        return f"{operation.action} for {operation.business_object}{tail}"
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The dispatch verdict: a code for tests and colours, and the sentence."""
+
+    code: str  # never_sent | under_way | no_answer | answered_not_recorded | contradictory | answered | found | ...
+    title: str
+    sentence: str
+
+
+_PROOF = {Verdict.FOUND, Verdict.REMOVED, Verdict.MISMATCH, Verdict.SEVERAL}
+
+
+def dispatch(operation: Operation, entries: Iterable[JournalEntry] = ()) -> Dispatch:
+    """What is known about whether the request left and whether it was answered."""
+    if operation.attempts == 0:
+        return Dispatch("never_sent", "Never sent", "No request has left; nothing can have been applied.")
+    if operation.state == State.PENDING:
+        return Dispatch("under_way", "Being sent", "An attempt may be in flight under a live lease.")
+    if operation.state in TERMINAL or not operation.unknown_attempts:
+        return _settled(operation)
+    return _unknown(list(entries))
+
+
+def _settled(operation: Operation) -> Dispatch:
+    if operation.state == State.SUCCEEDED:
+        how = BASES.get(operation.basis, "what is on record")
+        return Dispatch("answered", "Applied", f"The effect rests on {how}.")
+    if operation.state == State.FAILED_TERMINAL and operation.basis == Basis.ASSERTED:
+        return Dispatch("asserted", "Said not to be applied", "A person's word, not proof.")
+    if operation.unknown_attempts:
+        return Dispatch("no_answer", "Sent, no answer", "Stopped by a person; the outcome stays unknown on record.")
+    return Dispatch("answered", "Not applied", "Every attempt is proven not to have been applied.")
+
+
+def _unknown(entries: list[JournalEntry]) -> Dispatch:
+    verdicts = {str(facts(entry).get("verdict", "")) for entry in entries if entry.kind == "finding"}
+    kinds = {entry.kind for entry in entries}
+    if verdicts & {Verdict.MISMATCH, Verdict.SEVERAL, Verdict.REMOVED} or (
+        verdicts & _PROOF and Verdict.ABSENT in verdicts
+    ):
+        return Dispatch("contradictory", "Contradictory", "What was found does not fit what was asked, or itself.")
+    if kinds & {"receipt", "late_report"}:
+        return Dispatch(
+            "answered_not_recorded", "Answered, not recorded", "An answer came and is kept; it settled nothing yet."
+        )
+    return Dispatch("no_answer", "Sent, no answer", "The effect may have happened.")
+
+
+def lede(operation: Operation, entries: Iterable[JournalEntry], *, clock: Clock) -> str:
+    """What happened, in at most four short sentences. `entries` in any order."""
+    known = list(entries)
+    parts = [_sending(operation, known, clock), _looking(operation, known)]
+    if operation.escalated_at:
+        parts.append(f"Automation stopped at {clock(operation.escalated_at)}: {reason(operation.escalation_reason)}.")
+    if operation.state == State.SUCCEEDED and operation.settled_at:
+        parts.append(f"Settled at {clock(operation.settled_at)}, on {BASES.get(operation.basis, 'record')}.")
+    return " ".join(part for part in parts if part)
+
+
+def _sending(operation: Operation, entries: list[JournalEntry], clock: Clock) -> str:
+    if operation.first_sent_at is None:
+        return "Recorded; nothing was ever sent." if operation.attempts == 0 else "Claimed; no send is on record."
+    again = "" if operation.attempts < 2 or not operation.last_sent_at else f", last at {clock(operation.last_sent_at)}"
+    times = "Sent once" if operation.attempts == 1 else f"Sent {operation.attempts} times"
+    text = (
+        f"{times}, first at {clock(operation.first_sent_at)}{again}"
+        if operation.attempts > 1
+        else (f"Sent at {clock(operation.first_sent_at)}")
+    )
+    lost = next((entry for entry in entries if entry.kind == "lease_expired"), None)
+    if operation.unknown_attempts:
+        text += ", no answer"
+    if lost and operation.unknown_attempts:
+        text += f"; worker {operation.lease_owner or lost.observer or 'unknown'} lost by {clock(lost.at)}"
+    return text + "."
+
+
+def _looking(operation: Operation, entries: list[JournalEntry]) -> str:
+    findings = [entry for entry in entries if entry.kind == "finding"]
+    if not findings:
+        return "It was not looked up yet." if operation.state == State.AMBIGUOUS else ""
+    newest = max(findings, key=lambda entry: entry.pk)
+    verdict = FINDINGS.get(str(facts(newest).get("verdict")), "no verdict")
+    count = max(operation.look_ups, len(findings))
+    return f"{count} {'look-up' if count == 1 else 'look-ups'}; the newest: {verdict}."
+
+
+def observed(entry: JournalEntry) -> tuple[str, str]:
+    """A journal entry as (glyph, sentence)."""
+    data = facts(entry)
+    number = f" {entry.attempt}" if entry.attempt is not None else ""
+    said = str(data.get("sentence") or data.get("note") or "")
+    tail = f" {said}" if said else ""
+    match entry.kind:
+        case "attempt_started":
+            return "→", f"Attempt{number} starts{_by(entry)}.{tail}"
+        case "receipt":
+            effect = data.get("provider_operation_id")
+            return "←", f"Attempt{number} answered{f': {effect}' if effect else ''}.{tail}"
+        case "no_answer":
+            return (
+                "◆",
+                f"Attempt{number}: no answer that proves anything ({error(str(data.get('error_class', '')))}).{tail}",
+            )
+        case "not_applied":
+            return "✕", f"Attempt{number} was not applied: {reason(str(data.get('error_class', '')))}.{tail}"
+        case "lease_expired":
+            return "◆", f"The lease ran out under attempt{number}; it may have been sent.{tail}"
+        case "finding":
+            source = SOURCES.get(str(data.get("source", "")), "")
+            verdict = FINDINGS.get(str(data.get("verdict", "")), str(data.get("verdict", "")))
+            effect = data.get("provider_operation_id")
+            return "○", f"Look-up{f' {source}' if source else ''}: {verdict}{f' ({effect})' if effect else ''}.{tail}"
+        case "late_report":
+            return "⧗", f"A late report came for attempt{number} and is kept.{tail}"
+        case "heartbeat_refused":
+            return "·", f"A heartbeat came after the lease was over and was refused{_by(entry)}.{tail}"
+        case "evidence":
+            return "○", f"Evidence was handed in{_by(entry)}.{tail}"
+    return "·", f"{entry.kind.replace('_', ' ').capitalize()}{_by(entry)}.{tail}"
+
+
+def _by(entry: JournalEntry) -> str:
+    return f" by {entry.observer}" if entry.observer else ""
+
+
+def same_key(operation: Operation, spec: ActionSpec | None, *, now: datetime) -> str:
+    """The deadline of a retry with the same key, as one phrase."""
+    if operation.state in TERMINAL:
+        return "settled"
+    if operation.same_key_until is None:
+        if spec is not None and spec.repeat in (Repeat.NATURAL, Repeat.READ):
+            return "safe: twice is once"
+        return "not sent yet" if operation.attempts == 0 else "none: would send again"
+    if operation.same_key_until <= now:
+        return f"over since {duration(now - operation.same_key_until)}"
+    return f"safe for {duration(operation.same_key_until - now)}"
+
+
+def share_left(operation: Operation, *, now: datetime) -> int | None:
+    """Per cent of the same-key time that is left; None where there is no such time."""
+    if operation.same_key_until is None or operation.first_sent_at is None or operation.state in TERMINAL:
+        return None
+    whole = (operation.same_key_until - operation.first_sent_at).total_seconds()
+    left = (operation.same_key_until - now).total_seconds()
+    return max(0, min(100, round(100 * left / whole))) if whole > 0 else 0
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A moment that matters, and what it means when it has passed."""
+
+    name: str
+    at: datetime
+    meaning: str
+
+
+def deadlines(operation: Operation, spec: ActionSpec | None) -> list[Deadline]:
+    """The moments that still matter for an open operation, the soonest first."""
+    if operation.state in TERMINAL:
+        return []
+    found = []
+    if operation.same_key_until:
+        found.append(Deadline("Key forgotten", operation.same_key_until, "after it the same key may act twice"))
+    since = max((at for at in (operation.last_sent_at, operation.lease_ended_at) if at), default=None)
+    if since and spec is not None and spec.absence_is_proof and operation.state == State.AMBIGUOUS:
+        if operation.lease_ended_at and since == operation.lease_ended_at:
+            since += spec.timeout
+        found.append(Deadline("Absence provable", since + spec.settles_after, "from then an empty answer counts"))
+    if operation.escalate_at and not operation.escalated_at:
+        found.append(Deadline("A person is called", operation.escalate_at, "if nothing is proven by then"))
+    if operation.not_before:
+        found.append(Deadline("Next attempt", operation.not_before, "not claimed earlier"))
+    if operation.lease_until:
+        found.append(Deadline("Lease ends", operation.lease_until, "after it the outcome counts as unknown"))
+    if operation.due_at and operation.state == State.AMBIGUOUS:
+        found.append(Deadline("Next look-up", operation.due_at, "by automation"))
+    return sorted(found, key=lambda each: each.at)
+
+
+def known(operation: Operation, entries: Iterable[JournalEntry], *, now: datetime) -> tuple[str, str, bool]:
+    """What a list says of an operation: (what is known, a detail, whether it contradicts what was asked).
+
+    `entries` holds the newest entry of each kind, or more.
+    """
+    newest: dict[str, JournalEntry] = {}
+    for entry in entries:
+        if entry.kind not in newest or newest[entry.kind].pk < entry.pk:
+            newest[entry.kind] = entry
+    finding = newest.get("finding")
+    verdict = str(facts(finding).get("verdict", "")) if finding else ""
+    if verdict in (Verdict.MISMATCH, Verdict.SEVERAL, Verdict.REMOVED) and operation.state not in TERMINAL:
+        effect = str(facts(finding).get("provider_operation_id") or "") if finding else ""
+        note = str(facts(finding).get("note") or "") if finding else ""
+        return FINDINGS[verdict].capitalize(), " · ".join(part for part in (effect, note) if part), True
+    title = dispatch(operation, newest.values()).title
+    return title, _detail(operation, verdict, now), False
+
+
+def _detail(operation: Operation, verdict: str, now: datetime) -> str:
+    if operation.state in TERMINAL:
+        effect = operation.provider_operation_id
+        return " · ".join(part for part in (effect, reason(operation.reason_code)) if part)
+    parts = []
+    if operation.escalated_at:
+        parts.append(reason(operation.escalation_reason))
+    if operation.look_ups:
+        times = f"{operation.look_ups} look-up{'' if operation.look_ups == 1 else 's'}"
+        parts.append(f"{times}: {FINDINGS.get(verdict, 'no verdict')}")
+    if operation.not_before and operation.not_before > now and operation.state != State.AMBIGUOUS:
+        parts.append(f"next attempt in {duration(operation.not_before - now)}")
+    elif operation.due_at and operation.due_at > now and operation.state == State.AMBIGUOUS:
+        parts.append(f"next look-up in {duration(operation.due_at - now)}")
+    elif not parts and operation.reason_code:
+        parts.append(reason(operation.reason_code))
+    return " · ".join(parts)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One field of the comparison of asked and found. `same` is None where there is nothing to compare."""
+
+    name: str
+    asked: str
+    found: str
+    same: bool | None
+
+
+def comparison(
+    operation: Operation, spec: ActionSpec | None, *, hidden: Iterable[str], seen: Json | None
+) -> list[Compared]:
+    """Field by field: what was asked, and what the provider shows (`seen`; None: nothing was seen).
+
+    `hidden` names the request's sealed fields: they are listed, their values are not.
+    """
+    request = shown_request(operation)
+    pairs = dict(spec.compare) if spec else {}
+    names = [*pairs, *(name for name in request if name not in pairs)]
+    masked = set(hidden)
+    names += sorted(masked - set(names))
+    rows = [_compared(name, pairs.get(name), request, masked, seen, _money_of(spec, request)) for name in names]
+    extra = {} if seen is None else {k: v for k, v in seen.items() if k not in {*pairs.values(), *names}}
+    return rows + [Compared(name, "", _plain(value), None) for name, value in sorted(extra.items())]
+
+
+def _compared(
+    name: str, counterpart: str | None, request: Json, masked: set[str], seen: Json | None, unit: tuple[str, str]
+) -> Compared:
+    def written(value: object) -> str:
+        return money(value, unit[1]) if name == unit[0] and type(value) is int else _plain(value)
+
+    asked = "hidden" if name in masked else written(request.get(name, "")) if name in request else ""
+    if seen is None or (counterpart or name) not in seen:
+        return Compared(name, asked, "", None)
+    value = seen[counterpart or name]
+    comparable = counterpart is not None and name in request
+    return Compared(name, asked, written(value), value == request[name] if comparable else None)
+
+
+def _money_of(spec: ActionSpec | None, request: Json) -> tuple[str, str]:
+    if spec is None or spec.money is None:
+        return "", ""
+    return spec.money[0], str(request.get(spec.money[1], ""))
+
+
+def run_lede(run: Run, operations: Iterable[Operation]) -> str:
+    """Where a run stands and why, in one or two sentences."""
+    every = list(operations)
+    unknown = [each.step for each in every if each.state == State.AMBIGUOUS]
+    called = [each.step for each in every if each.escalated_at]
+    if run.escalated_at:
+        return f"It cannot go on by itself: {reason(run.escalation_reason)}."
+    if called:
+        return f"It waits for a person to decide about {', '.join(called)}."
+    if unknown:
+        return f"It waits until the outcome of {', '.join(unknown)} is known."
+    return {
+        RunState.PENDING: f"It goes on when {run.waiting_for or 'it'} is due.",
+        RunState.RUNNING: f"A worker holds it{f', at {run.waiting_for}' if run.waiting_for else ''}.",
+        RunState.AWAITING_APPROVAL: "It waits for a person's consent.",
+        RunState.UNCERTAIN: "A step's outcome was unknown; it goes on as soon as that is settled.",
+        RunState.COMPENSATING: "A step failed for good; what was applied is being undone.",
+        RunState.SUCCEEDED: "Every step is verified.",
+        RunState.FAILED: "A step failed and nothing is left to undo.",
+        RunState.COMPENSATED: "Each applied step is undone, or a person waived its undo.",
+        RunState.CANCELLED: "A person stopped it.",
+    }.get(RunState(run.state), "")
