@@ -17,7 +17,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 run: env ## run the console with the order-desk example; PORT=8000
-	@exec $(BIN)/python manage.py start --example --port $(PORT)
+	@exec $(BIN)/python manage.py start --example --port $(PORT) --end-with-parent
 
 test: dev-env browser ## run the whole suite; ARGS="-k name" for a part
 	@$(PYTEST) $(ARGS)

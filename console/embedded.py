@@ -19,8 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+import structlog
 
 from console import tether
+
+log = structlog.get_logger("aftercall.database")
 
 SUPERUSER = "postgres"
 SYSTEM_USER = "pgserver"
@@ -205,4 +208,5 @@ def _open_the_way(*folders: Path) -> None:
     for place in {parent for folder in folders for parent in (folder.resolve(), *folder.resolve().parents)}:
         mode = place.stat().st_mode
         if not mode & stat.S_IXOTH:
+            log.warning("folder_opened", folder=str(place), reason=f"{SYSTEM_USER} has to pass through to the database")
             place.chmod(mode | stat.S_IXOTH)

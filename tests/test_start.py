@@ -159,6 +159,27 @@ def test_a_killed_parent_leaves_nothing_behind_and_does_not_stop_the_next_start(
 
 
 @pytest.mark.processes
+def test_it_ends_with_the_make_that_ran_it(tmp_path):
+    log = tmp_path / "log"
+    argv = [sys.executable, "manage.py", "start", "--end-with-parent", "--port", str(free_port())]
+    with open(log, "w") as out:
+        above = subprocess.Popen(
+            [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *argv],
+            cwd=ROOT,
+            env=environ(AFTERCALL_VAR=str(tmp_path / "var")),
+            stdout=out,
+            stderr=out,
+        )
+    wait_until(lambda: re.search(READY, log.read_text()), seconds=60)
+    family = psutil.Process(above.pid).children(recursive=True)
+    assert len(family) > 5
+    above.kill()
+    above.wait()
+    assert psutil.wait_procs(family, timeout=8)[1] == []
+    assert "Ended." in log.read_text()
+
+
+@pytest.mark.processes
 def test_a_database_killed_with_its_pid_file_left_is_started_again(tmp_path):
     data = tmp_path / "postgres"
     server = embedded.start(data)

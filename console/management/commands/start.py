@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from django.core.management import call_command, get_commands
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import DatabaseError, connections
 
-from console import embedded, preflight, processes, setup
+from console import embedded, preflight, processes, setup, tether
 from console.preflight import CannotStart
 from console.supervise import Supervisor
 
@@ -35,8 +36,11 @@ class Command(BaseCommand):
         parser.add_argument("--host", default="127.0.0.1", help="where to listen; this machine only by default")
         parser.add_argument("--port", type=int, default=8000)
         parser.add_argument("--example", action="store_true", help="add the order desk, its outside world and people")
+        parser.add_argument("--end-with-parent", action="store_true", help="end when the process above ends (Linux)")
 
     def handle(self, *args: Any, host: str, port: int, example: bool, **options: Any) -> None:
+        if options["end_with_parent"]:
+            tether.tie(with_signal=signal.SIGTERM)
         try:
             self._run(host, port, example)
         except (CannotStart, embedded.EmbeddedError) as problem:
