@@ -12,6 +12,7 @@ from django.db import connections
 
 from console import embedded
 from tests import database
+from tests.nursery import desk, nursery  # noqa: F401 - fixtures
 from tests.world import whole_world, world  # noqa: F401 - fixtures
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -1,0 +1,215 @@
+"""A worker process for tests, which stops where it is told to, so that it can be killed or frozen right there.
+
+The started process is a nursery: it has everything imported, touches neither database nor network, and forks one worker
+for each line on its standard input. A worker writes what it does to `events` in its job's folder; at a boundary at
+which it is to stop it says so and waits for the file `go` beside it. Nothing of this is in the shipped code: the
+boundaries are wrapped around its functions in here.
+
+A job is a JSON object:
+    do         perform | retry | advance | sweep | callers
+    folder     where its events are written
+    stop_at    boundaries at which it waits (see BOUNDARIES)
+    settings   values of Django settings, environ   values of the environment
+    clock      seconds by which every clock that Python reads is wrong
+and what the verb needs: intent, pk, actor, ...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import django
+
+if __name__ == "__main__":
+    django.setup()
+
+from django.conf import settings
+from django.db import connections
+
+from console import tether
+from reconciliation import executor, retrying, runs, settlement, sweeping, workers
+from reconciliation.actors import SYSTEM, Actor
+from reconciliation.executor import Intent
+from reconciliation.keys import Identity
+from reconciliation.providers.http import HttpProvider
+
+Job = dict[str, Any]
+
+
+class Told:
+    """What the parent reads: one JSON line an event."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file = (folder / "events").open("a", buffering=1)
+        self._lock = threading.Lock()
+
+    def say(self, event: str, **facts: Any) -> None:
+        with self._lock:
+            self._file.write(json.dumps({"event": event, **facts}, default=str) + "\n")
+
+    def wait_at(self, boundary: str) -> None:
+        """Say where we are, and stay until the parent lets us go on."""
+        self.say(boundary)
+        while not (self.folder / f"go-{boundary}").exists():
+            time.sleep(0.005)
+
+
+def _before(module: Any, name: str) -> Callable[[Told, str], None]:
+    def wrap(told: Told, boundary: str) -> None:
+        plain = getattr(module, name)
+
+        def stopped(*args: Any, **named: Any) -> Any:
+            told.wait_at(boundary)
+            return plain(*args, **named)
+
+        setattr(module, name, stopped)
+
+    return wrap
+
+
+def _after(module: Any, name: str) -> Callable[[Told, str], None]:
+    def wrap(told: Told, boundary: str) -> None:
+        plain = getattr(module, name)
+
+        def stopped(*args: Any, **named: Any) -> Any:
+            answer = plain(*args, **named)
+            told.wait_at(boundary)
+            return answer
+
+        setattr(module, name, stopped)
+
+    return wrap
+
+
+# The two boundaries within the call are the sandbox's: hang_before_effect and hang_after_effect.
+BOUNDARIES = {
+    "before_claim": _before(executor, "_write_claim"),
+    "claimed": _after(executor, "_write_claim"),
+    "sending": _before(HttpProvider, "_own_client"),  # behind the executor's check of send_by, before the adapter's
+    "answered": _after(executor, "_send"),
+    "judged": _after(settlement, "judge"),
+    "settled": _after(executor, "_write_settlement"),
+    "leaving": _before(runs, "_leave"),
+}
+
+
+def intent_of(told: Job) -> Intent:
+    """The intent in a job."""
+    return Intent(identity=Identity(**told["identity"]), **{k: v for k, v in told.items() if k != "identity"})
+
+
+def _perform(job: Job) -> Any:
+    return executor.perform(intent_of(job["intent"]), actor=Actor(id=workers.me(), kind="worker"))
+
+
+def _retry(job: Job) -> Any:
+    actor = Actor(id=job["person"], kind="person") if "person" in job else SYSTEM
+    return retrying.retry(job["pk"], actor=actor, version=job.get("version"), reason=job.get("reason", ""))
+
+
+def _advance(job: Job) -> Any:
+    return runs.advance(job["pk"]).state
+
+
+def _sweep(job: Job) -> Any:
+    return sweeping.sweep()
+
+
+def _callers(job: Job) -> list[Any]:
+    """`threads` callers of one intent, all at once, once everybody is there; each asks until it has a final answer."""
+    barrier, answers = threading.Barrier(job["threads"]), []
+
+    def call() -> None:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        barrier.wait()
+        while not (Path(job["folder"]).parent / "start").exists():
+            time.sleep(0.001)
+        answers.append(final_answer(job["intent"]))
+        connections.close_all()
+
+    threads = [threading.Thread(target=call) for _ in range(job["threads"])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def final_answer(intent: Job) -> tuple[str, Any]:
+    """Submit until the answer is final: (state, result)."""
+    while True:
+        outcome = _perform({"intent": intent})
+        if outcome.state in ("succeeded", "failed_terminal"):
+            return str(outcome.state), outcome.result
+        time.sleep(0.01)
+
+
+VERBS: dict[str, Callable[[Job], Any]] = {
+    "perform": _perform,
+    "retry": _retry,
+    "advance": _advance,
+    "sweep": _sweep,
+    "callers": _callers,
+}
+
+
+def _skew(seconds: float) -> None:
+    """Every wall clock that Python code reads is off by so much; what is measured stays right."""
+    import time_machine
+
+    time_machine.travel(time.time() + seconds, tick=True).start()
+
+
+def work(job: Job) -> None:
+    """The life of one worker."""
+    told = Told(Path(job["folder"]))
+    os.environ.update(job.get("environ", {}))
+    for name, value in job.get("settings", {}).items():
+        setattr(settings, name, value)
+    if "clock" in job:
+        _skew(job["clock"])
+    for boundary in job.get("stop_at", ()):
+        BOUNDARIES[boundary](told, boundary)
+    try:
+        told.say("began", me=workers.me())
+        answer = VERBS[job["do"]](job)
+    except Exception as error:
+        told.say("raised", error=type(error).__name__, text=str(error))
+    else:
+        plain = {"state": answer.state, "result": answer.result} if hasattr(answer, "disposition") else answer
+        told.say("ended", answer=plain, disposition=getattr(answer, "disposition", None))
+
+
+def _jobs() -> Iterator[Job]:
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def nursery() -> None:
+    """Fork a worker for each job until the input ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a killed worker is gone at once, and no zombie
+    mine = os.getpid()
+    for job in _jobs():
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            tether.tie(to=mine)
+            try:
+                work(job)
+            finally:
+                os._exit(0)
+        print(pid, flush=True)  # noqa: T201 - the answer to the parent
+
+
+if __name__ == "__main__":
+    nursery()
