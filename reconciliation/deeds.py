@@ -12,7 +12,7 @@ from .actors import Actor
 from .models import JournalEntry, Operation, Run
 from .providers.base import ActionSpec
 from .states import Basis, RunState, State
-from .wording import duration, reason
+from .wording import duration, sentence
 
 
 class NotAllowed(Exception):
@@ -93,9 +93,9 @@ def look_up(operation: Operation, press: Pressed, actor: Actor) -> str:
     looked = reconciler.reconcile(operation.pk, actor=actor)
     after = looked.operation
     if looked.moved:
-        return f"{reason(looked.judgement.reason_code if looked.judgement else '')} It is {_state(after)} now."
+        return f"{sentence(looked.judgement.reason_code if looked.judgement else '')} It is {_state(after)} now."
     verdict = str(looked.finding.verdict if looked.finding else "cannot_tell").replace("_", " ")
-    why = f" {reason(looked.judgement.reason_code)}" if looked.judgement else ""
+    why = f" {sentence(looked.judgement.reason_code)}" if looked.judgement else ""
     return f"Looked up: {verdict}.{why} It stays {_state(after)}."
 
 

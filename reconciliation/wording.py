@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from .judgement import absence_provable_at
 from .models import JournalEntry, Operation, Run
 from .providers.base import ActionSpec, Json, Repeat, Verdict
 from .states import TERMINAL, Basis, RunState, State
@@ -59,44 +60,91 @@ ESCALATED = Label("▲", "escalated", "person")
 
 # Sentences for codes that the ledger writes. A code without one is shown as it is, with its underscores as spaces.
 REASONS: dict[str, str] = {
-    "timeout": "no answer in time",
-    "reset": "the connection broke after the request left",
-    "crash": "the worker was lost while the request may have been under way",
+    # how an attempt ended
+    "receipt": "the provider's answer proves it",
+    "accepted": "the provider took the order and has not said that it is done",
+    "no_answer": "no answer that proves anything",
+    "unknown": "no answer that proves anything",
+    "worker_lost": "its worker was lost while it may have been under way",
     "lease_expired": "the lease ran out without an answer",
-    "worker_lost": "its worker was lost",
-    "unavailable": "the provider declared that it did not apply it, and may do so later",
-    "rate_limited": "the provider declared that there were too many calls; it did not apply this one",
+    "settlement_failed": "the answer could not be recorded when it came",
     "not_sent": "no byte of the request left",
-    "our_fault": "a fault of our own, found before a byte left; held until it is repaired",
+    "own_fault": "a fault of our own, found before a byte left",
+    "unavailable": "the provider declared that it did not apply it, and may do so later",
+    "rate_limited": "too many calls, says the provider; this one was not applied",
     "rejected": "refused for good by the provider",
     "invalid": "the provider found the request malformed",
     "unauthorized": "the provider refused our credential",
     "key_in_use": "the provider is still at work on an earlier call with this key",
-    "unknown": "an error that proves nothing",
-    "outcome_unknown": "an answer that proves nothing",
+    "earlier_attempt_unknown": "this attempt was not applied, an earlier one may have been",
     "budget_spent": "the budget of attempts is spent",
-    "no_conclusive_answer": "no look-up gave a conclusive answer in time",
-    "escalate_after": "no look-up gave a conclusive answer in time",
-    "mismatch": "what was found is not what was asked",
-    "several": "more than one candidate fits",
-    "removed": "it was found, and was taken away since",
+    # what a look-up led to
     "found": "found at the provider",
+    "late_report": "a late report settled it",
     "absent": "absence is proven",
-    "absence_proven": "absence is proven",
-    "cannot_tell": "the look-up could not tell",
-    "in_progress": "the provider is still at it",
-    "receipt": "the provider's answer proves it",
-    "asserted": "a person's word",
-    "key_forgotten": "the provider may have forgotten the key",
-    "identical_replays": "the provider replays the same stored error",
+    "absent_once": "nothing there; one more such answer proves it",
+    "absent_again": "absent once more after a retry",
+    "absence_proves_nothing": "nothing there, which proves nothing at this provider",
+    "too_early_for_absence": "nothing there yet; too early for that to prove anything",
+    "reads_too_close": "nothing there, too soon after the read before it to count",
+    "old_worker_may_still_send": "nothing there, but the silent worker may still send",
+    "found_but_not_comparable": "found, but what was asked cannot be compared with it",
+    "look_up_in_progress": "the provider is still at it",
+    "look_up_cannot_tell": "the look-up could not tell",
+    "mismatch": "what was found is not what was asked",
+    "several_candidates": "more than one candidate fits",
+    "removed_since": "it was found, and was taken away since",
+    "seen_before_and_gone": "seen before, and not there any more",
+    "effect_claimed_elsewhere": "that effect is already the proof of another operation",
+    "no_conclusive_answer": "no look-up gave a conclusive answer in time",
+    "nothing_can_find_out": "this provider offers no way to find out",
+    "applied_after_all": "proof came that it was applied after all",
+    "no_handler": "this deployment has no handler for it",
+    # what people and automation did
+    "claimed": "claimed under a lease",
+    "started": "started",
+    "taken": "taken under a lease",
+    "retried": "sent again with the same key",
+    "retry_requested": "a person asked for another attempt with the same key",
+    "held": "held until it is repaired",
+    "held_for_retry": "held until a person presses retry",
+    "resolved_applied": "resolved as applied",
+    "resolved_absent": "resolved as not applied, on proof",
+    "asserted_not_applied": "resolved as not applied, on a person's word",
+    "terminated": "stopped by a person",
+    "withdrawn": "withdrawn before anything was sent",
+    "resumed": "resumed by a person",
+    "joined": "somebody else's press was at work already",
+    # refusals
+    "not_allowed": "refused: not allowed in this state or for this role",
+    "stale_version": "refused: the page was out of date",
+    "stale_worker_refused": "refused: the lease of this worker was over",
+    "fingerprint_mismatch": "refused: another request under a known identity",
+    "input_mismatch": "refused: another input under a known run",
+    "key_forgotten": "refused: the provider may have forgotten the key",
+    # runs
+    "step_attempted": "a step was attempted",
+    "step_waits": "a step waits for its due time",
+    "step_unknown": "the outcome of a step is unknown",
+    "step_failed": "a step failed, and nothing was applied before it",
+    "step_failed_after_effects": "a step failed for good after others were applied",
+    "step_terminated": "a step was stopped by a person",
+    "step_cannot_be_built": "the request of a step cannot be built",
+    "request_changed": "a step's request is not what was accepted first",
+    "all_steps_verified": "every step is verified",
+    # access and audit
     "access_changed": "a role was given, changed or taken away",
+    "export_requested": "the audit log was asked for as a file",
+    "export_finished": "the file was read to its end",
+    "export_cut_off": "the file was not read to its end",
 }
 ERRORS: dict[str, str] = {
-    "timeout": "timed out after send",
-    "reset": "connection broke after send",
-    "crash": "worker lost",
-    "unknown": "answer proves nothing",
+    "unknown": "no answer",
     "": "no error on record",
+    "not_sent": "not sent",
+    "own_fault": "fault of our own",
+    "rate_limited": "rate limited",
+    "key_in_use": "key in use",
 }
 FINDINGS: dict[str, str] = {
     Verdict.FOUND: "found",
@@ -158,9 +206,15 @@ def reason(code: str) -> str:
     return REASONS.get(code, code.replace("_", " "))
 
 
+def sentence(code: str) -> str:
+    """A reason code as a sentence of its own."""
+    text = reason(code)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
 def error(error_class: str) -> str:
     """An error class as the name of a group of cases."""
-    return ERRORS.get(error_class, reason(error_class))
+    return ERRORS.get(error_class, error_class.replace("_", " "))
 
 
 def facts(entry: JournalEntry) -> Json:
@@ -271,17 +325,15 @@ def _sending(operation: Operation, entries: list[JournalEntry], clock: Clock) ->
     if operation.first_sent_at is None:
         return "Recorded; nothing was ever sent." if operation.attempts == 0 else "Claimed; no send is on record."
     again = "" if operation.attempts < 2 or not operation.last_sent_at else f", last at {clock(operation.last_sent_at)}"
-    times = "Sent once" if operation.attempts == 1 else f"Sent {operation.attempts} times"
-    text = (
-        f"{times}, first at {clock(operation.first_sent_at)}{again}"
-        if operation.attempts > 1
-        else (f"Sent at {clock(operation.first_sent_at)}")
-    )
+    times = "Sent" if operation.attempts == 1 else f"Sent {operation.attempts} times"
+    first = "first " if operation.attempts > 1 else ""
+    text = f"{times}{', ' if first else ' '}{first}at {clock(operation.first_sent_at)}{again}"
     lost = next((entry for entry in entries if entry.kind == "lease_expired"), None)
     if operation.unknown_attempts:
         text += ", no answer"
     if lost and operation.unknown_attempts:
-        text += f"; worker {operation.lease_owner or lost.observer or 'unknown'} lost by {clock(lost.at)}"
+        owner = str(facts(lost).get("owner") or operation.lease_owner or "unknown")
+        text += f"; worker {owner} lost by {clock(lost.at)}"
     return text + "."
 
 
@@ -371,18 +423,16 @@ def deadlines(operation: Operation, spec: ActionSpec | None) -> list[Deadline]:
         return []
     found = []
     if operation.same_key_until:
-        found.append(Deadline("Key forgotten", operation.same_key_until, "after it the same key may act twice"))
-    since = max((at for at in (operation.last_sent_at, operation.lease_ended_at) if at), default=None)
-    if since and spec is not None and spec.absence_is_proof and operation.state == State.AMBIGUOUS:
-        if operation.lease_ended_at and since == operation.lease_ended_at:
-            since += spec.timeout
-        found.append(Deadline("Absence provable", since + spec.settles_after, "from then an empty answer counts"))
+        found.append(Deadline("Key forgotten", operation.same_key_until, "after that the same key may act twice"))
+    provable = absence_provable_at(operation, spec) if spec and spec.absence_is_proof else None
+    if provable and operation.state == State.AMBIGUOUS:
+        found.append(Deadline("Absence provable", provable, "from then on an empty answer counts"))
     if operation.escalate_at and not operation.escalated_at:
         found.append(Deadline("A person is called", operation.escalate_at, "if nothing is proven by then"))
     if operation.not_before:
         found.append(Deadline("Next attempt", operation.not_before, "not claimed earlier"))
     if operation.lease_until:
-        found.append(Deadline("Lease ends", operation.lease_until, "after it the outcome counts as unknown"))
+        found.append(Deadline("Lease ends", operation.lease_until, "after that the outcome counts as unknown"))
     if operation.due_at and operation.state == State.AMBIGUOUS:
         found.append(Deadline("Next look-up", operation.due_at, "by automation"))
     return sorted(found, key=lambda each: each.at)
@@ -437,34 +487,43 @@ class Compared:
 
 
 def comparison(
-    operation: Operation, spec: ActionSpec | None, *, hidden: Iterable[str], seen: Json | None
+    operation: Operation, spec: ActionSpec | None, *, hidden: Iterable[str], seen: Json | None, judged: Json
 ) -> list[Compared]:
     """Field by field: what was asked, and what the provider shows (`seen`; None: nothing was seen).
 
-    `hidden` names the request's sealed fields: they are listed, their values are not.
+    `hidden` names the request's sealed fields: they are listed, their values are not. `judged` is the comparison that
+    the ledger made, with the hidden values too: field -> same | differs | not_shown.
     """
     request = shown_request(operation)
     pairs = dict(spec.compare) if spec else {}
     names = [*pairs, *(name for name in request if name not in pairs)]
     masked = set(hidden)
     names += sorted(masked - set(names))
-    rows = [_compared(name, pairs.get(name), request, masked, seen, _money_of(spec, request)) for name in names]
+    unit = _money_of(spec, request)
+    rows = [
+        Compared(
+            name=name,
+            asked="hidden" if name in masked else _written(name, request.get(name), unit) if name in request else "",
+            found=_found(name, pairs.get(name, name), seen, unit, hidden=name in masked and judged.get(name) in _SAME),
+            same=_SAME.get(str(judged.get(name))) if seen is not None else None,
+        )
+        for name in names
+    ]
     extra = {} if seen is None else {k: v for k, v in seen.items() if k not in {*pairs.values(), *names}}
     return rows + [Compared(name, "", _plain(value), None) for name, value in sorted(extra.items())]
 
 
-def _compared(
-    name: str, counterpart: str | None, request: Json, masked: set[str], seen: Json | None, unit: tuple[str, str]
-) -> Compared:
-    def written(value: object) -> str:
-        return money(value, unit[1]) if name == unit[0] and type(value) is int else _plain(value)
+_SAME = {"same": True, "differs": False}
 
-    asked = "hidden" if name in masked else written(request.get(name, "")) if name in request else ""
-    if seen is None or (counterpart or name) not in seen:
-        return Compared(name, asked, "", None)
-    value = seen[counterpart or name]
-    comparable = counterpart is not None and name in request
-    return Compared(name, asked, written(value), value == request[name] if comparable else None)
+
+def _found(name: str, counterpart: str, seen: Json | None, unit: tuple[str, str], *, hidden: bool) -> str:
+    if seen is None or counterpart not in seen:
+        return "hidden" if hidden else ""
+    return _written(name, seen[counterpart], unit)
+
+
+def _written(name: str, value: object, unit: tuple[str, str]) -> str:
+    return money(value, unit[1]) if name == unit[0] and type(value) is int else _plain(value)
 
 
 def _money_of(spec: ActionSpec | None, request: Json) -> tuple[str, str]:
