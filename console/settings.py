@@ -109,6 +109,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "console.zone.reader_zone",
 ]
 TEMPLATES = [
     {
@@ -120,6 +121,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "console.bar.bar",
             ]
         },
     }
@@ -145,6 +147,7 @@ ALLOWED_HOSTS = list(dict.fromkeys([*_words("AFTERCALL_HOSTS"), database.host_of
 CSRF_TRUSTED_ORIGINS = [AFTERCALL_URL]
 CSRF_COOKIE_SECURE = SESSION_COOKIE_SECURE = _secure
 CSRF_COOKIE_HTTPONLY = True
+CSRF_FAILURE_VIEW = "console.views.errors.csrf"
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if _flag("AFTERCALL_BEHIND_PROXY") else None
 SECURE_REFERRER_POLICY = "same-origin"

@@ -1,0 +1,31 @@
+"""What every page's bar shows."""
+
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+from django.utils import timezone
+
+from console import access, example
+from reconciliation.actions import Permission
+
+_ENTRIES = (
+    ("queue", "Queue", Permission.VIEW),
+    ("runs", "Runs", Permission.VIEW),
+    ("audit", "Audit", Permission.VIEW_AUDIT),
+    ("health", "Health", Permission.VIEW_HEALTH),
+)
+
+
+def bar(request: HttpRequest) -> dict[str, Any]:
+    """Context processor: only entries that lead somewhere for this person."""
+    facts: dict[str, Any] = {"example": settings.AFTERCALL_EXAMPLE, "zone": timezone.get_current_timezone_name()}
+    if not getattr(request, "user", None) or not request.user.is_authenticated:
+        return facts
+    entries = [(name, label) for name, label, needed in _ENTRIES if access.tenants_of(request, needed)]
+    return facts | {
+        "entries": entries,
+        "here": request.resolver_match.url_name if request.resolver_match else "",
+        "roles": ", ".join(sorted(set(access.roles_of(request).values()))) or "no role",
+        "people": example.PEOPLE if settings.AFTERCALL_EXAMPLE else {},
+    }

@@ -1,0 +1,40 @@
+"""Pages that say what is wrong and what to do next."""
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+
+from console import access
+
+
+def page(request: HttpRequest, status: int, title: str, why: str, next: str = "", **more: str) -> HttpResponse:
+    """An error page: what happened, why, what next."""
+    facts = {"status": status, "title": title, "why": why, "next": next, **more}
+    return render(request, "errors/page.html", facts, status=status)
+
+
+def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    why = str(exception) if exception and str(exception) else "Something in the request cannot be read."
+    return page(request, 400, "That cannot be read", why, "Go back and use the page's own links and buttons.")
+
+
+def forbidden(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    why = str(exception) if exception and str(exception) else "Your role does not allow this."
+    return page(request, 403, "Your role does not allow this", why, "An administrator of the tenant gives roles.")
+
+
+def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
+    """The same words for a missing address, a missing row and a row of others."""
+    next = "Check the number, or search for an order, a key or a provider's id."
+    return page(request, 404, "Not found", access.NOT_FOUND, next)
+
+
+def csrf(request: HttpRequest, reason: str = "") -> HttpResponse:
+    why = "The form is too old, was sent from another site, or your browser keeps no cookies. Nothing was changed."
+    return page(request, 403, "This form is no longer valid", why, "Open the page again and press the button there.")
+
+
+def server_error(request: HttpRequest, *args: Any) -> HttpResponse:
+    """Rendered without the bar, which may be what broke."""
+    return render(None, "500.html", status=500)
