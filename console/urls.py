@@ -1,1 +1,28 @@
-urlpatterns: list[object] = []
+"""One URL a verb."""
+
+from django.urls import include, path
+
+from console.views import audit, cases, errors, health, people, queue, runs
+
+urlpatterns = [
+    path("", queue.queue, name="queue"),
+    path("operations/<int:pk>", cases.case, name="case"),
+    path("operations/<int:pk>/act", cases.act, name="case_act"),
+    path("runs", runs.runs, name="runs"),
+    path("runs/<int:pk>", runs.run, name="run"),
+    path("runs/<int:pk>/act", runs.act, name="run_act"),
+    path("audit", audit.entries, name="audit"),
+    path("audit/<int:pk>", audit.entry, name="audit_entry"),
+    path("audit/export", audit.export, name="audit_export"),
+    path("health", health.health, name="health"),
+    path("healthz", health.healthz, name="healthz"),
+    path("sign-in/<str:token>", people.sign_in_link, name="sign_in_link"),
+    path("example/switch", people.switch, name="switch"),
+    path("accounts/password/reset/", people.no_reset, name="account_reset_password"),
+    path("accounts/", include("allauth.urls")),
+]
+
+handler400 = errors.bad_request
+handler403 = errors.forbidden
+handler404 = errors.not_found
+handler500 = errors.server_error

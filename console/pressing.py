@@ -1,0 +1,99 @@
+"""From a form to `actions.act()` and back: the same for cases and runs. Nothing is decided here."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import BadRequest
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+
+from audit.models import Entry
+from console.forms import PressForm
+from console.stories import Moment, decided_moment
+from console.views import errors
+from reconciliation import actions
+from reconciliation.actions import Actor, Answer, Press, Preview, Verdict
+from reconciliation.models import Operation, Run
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What can be done, what cannot and why not; each form has a token of its own."""
+
+    allowed: list[tuple[Preview, uuid.UUID]]
+    others: list[Preview]
+
+
+def panel(subject: Operation | Run, *, actor: Actor) -> Panel:
+    """The previews of every action on `subject`, for one drawing of the page."""
+    every = actions.previews(subject, actor=actor)
+    first = sorted((each for each in every if each.allowed), key=lambda each: not each.recommended)
+    return Panel([(each, uuid.uuid4()) for each in first], [each for each in every if not each.allowed])
+
+
+def answered(request: HttpRequest, *, actor: Actor) -> Answer | None:
+    """How the press that led to this page ended."""
+    try:
+        token = uuid.UUID(request.GET.get("done", ""))
+    except ValueError:
+        return None
+    return actions.answer_of(token, actor=actor)
+
+
+def press(request: HttpRequest, subject: Operation | Run, *, actor: Actor, back: str) -> HttpResponse:
+    """Carry out what the form carries, and say how it ended."""
+    form = PressForm(request.POST)
+    if not form.is_valid():
+        raise BadRequest(form.problem())
+    pressed = form.press()
+    if pressed.action not in {each.action for each in actions.previews(subject, actor=actor)}:
+        raise BadRequest(f"There is no action called {pressed.action!r} here. Nothing was done.")
+    answer = actions.act(subject, pressed, actor=actor)
+    if answer.verdict is Verdict.CONFLICT:
+        return _conflict(request, subject, pressed, answer, actor=actor, back=back)
+    if answer.verdict is Verdict.REFUSED:
+        return _refused(request, subject, pressed, answer, actor=actor, back=back)
+    return redirect(f"{back}?done={answer.token}")
+
+
+def _conflict(
+    request: HttpRequest, subject: Operation | Run, pressed: Press, answer: Answer, *, actor: Actor, back: str
+) -> HttpResponse:
+    """409: what changed since, by whom and when; the typed reason is kept, and may be sent with the new version."""
+    subject.refresh_from_db()
+    facts = {
+        "answer": answer,
+        "subject": subject,
+        "changes": _since(subject, pressed.version),
+        "preview": _still_allowed(subject, pressed.action, actor),
+        "reason": pressed.reason,
+        "typed": pressed.inputs,
+        "token": uuid.uuid4(),
+        "back": back,
+        "act_url": request.path,
+    }
+    return render(request, "conflict.html", facts, status=409)
+
+
+def _since(subject: Operation | Run, version: int) -> list[Moment]:
+    newer = Entry.objects.filter(subject=str(subject.subject), version__gt=version)
+    return [decided_moment(entry) for entry in newer.order_by("-seq").prefetch_related("openings")[:20]]
+
+
+def _still_allowed(subject: Operation | Run, action: str, actor: Actor) -> Preview | None:
+    every = actions.previews(subject, actor=actor)
+    return next((each for each in every if each.action == action and each.allowed), None)
+
+
+def _refused(
+    request: HttpRequest, subject: Operation | Run, pressed: Press, answer: Answer, *, actor: Actor, back: str
+) -> HttpResponse:
+    """403 where the role does not reach, 422 where the case does not allow it."""
+    facts: dict[str, Any] = {"back": back, "back_label": "Back to the case", "reason": pressed.reason}
+    status = 422 if any(pressed.action.startswith(permission) for permission in actor.permissions) else 403
+    title = "Your role does not allow this" if status == 403 else "Not done"
+    next = "The attempt is on record. Nothing else changed."
+    return errors.page(request, status, title, answer.message, next, **facts)

@@ -1,0 +1,58 @@
+"""Search by any id, exact or by prefix, so that every look is an index look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db.models import Q
+from django.urls import reverse
+
+from reconciliation.models import Operation, Run
+
+MOST = 50
+KEY = "ac1-"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Hits of one search. `only` is the address of the single exact one."""
+
+    operations: list[Operation]
+    runs: list[Run]
+    only: str = ""
+
+
+def find(text: str, *, tenants: Sequence[str]) -> Found:
+    """Look for an operation's id, key, business object, workflow id or provider's id, and for a run's workflow id."""
+    own = Operation.objects.of_tenants(tenants)
+    operations = list(own.filter(_exact(text)).order_by("-id")[: MOST + 1])
+    runs = list(Run.objects.filter(tenant__in=tenants, workflow_id=text).order_by("-id")[:MOST])
+    if len(operations) == 1 and not runs:
+        return Found(operations, runs, only=reverse("case", args=[operations[0].pk]))
+    if len(runs) == 1 and all(operation.run_id == runs[0].pk for operation in operations):
+        return Found(operations, runs, only=reverse("run", args=[runs[0].pk]))
+    if not operations and not runs and len(text) >= 4:
+        operations = list(own.filter(_prefix(text)).order_by("-id")[:MOST])
+        if len(operations) == 1:
+            return Found(operations, runs, only=reverse("case", args=[operations[0].pk]))
+    return Found(operations[:MOST], runs)
+
+
+def _exact(text: str) -> Q:
+    wanted = Q(key=text) | Q(business_object=text) | Q(workflow_id=text)
+    wanted |= Q(provider_operation_id=text) & ~Q(provider_operation_id="")  # the index leaves empty ones out
+    number = text.removeprefix("op").strip(" #")
+    if number.isdecimal() and number.isascii() and len(number) < 19:
+        wanted |= Q(pk=int(number))
+    return wanted
+
+
+def _prefix(text: str) -> Q:
+    """Keys and provider ids sort by bytes ("C"), so a prefix is a range of their index."""
+    stem = text.rstrip("…")
+    return (
+        Q(key__startswith=stem)
+        | Q(key__startswith=KEY + stem)
+        | (Q(provider_operation_id__startswith=stem) & ~Q(provider_operation_id=""))
+    )

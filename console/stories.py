@@ -1,0 +1,137 @@
+"""The merged timeline of journal and audit, and a run's steps as its page draws them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from audit.models import Entry
+from console.ledger import spec_of
+from reconciliation import registry, wording
+from reconciliation.models import JournalEntry, Operation, Run
+from reconciliation.states import State
+from reconciliation.workflows import StepKind
+
+SIZE = 40
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One line of a timeline. `decided` is from the audit log, everything else from the journal."""
+
+    at: datetime
+    glyph: str
+    text: str
+    decided: bool = False
+    moved: str = ""
+    who: str = ""
+    reason: str = ""
+    entry: int | None = None
+    excerpt: str = ""
+
+
+@dataclass(frozen=True)
+class Story:
+    """One page of moments, newest first; `before` leads on to older ones."""
+
+    moments: list[Moment]
+    before: str = ""
+
+
+def story(
+    before: datetime | None, *, operation: Operation | None = None, run: Run | None = None, with_audit: bool
+) -> Story:
+    """The newest moments before a time. Moments of one instant are never torn apart by a page's end."""
+    subject = str((operation or run).subject)  # type: ignore[union-attr]
+    limit: dict[str, Any] = {} if before is None else {"at__lt": before}
+    observed = JournalEntry.objects.filter(**({"operation": operation} if operation else {"run": run}), **limit)
+    moments = [_observed(entry) for entry in observed.order_by("-id")[: SIZE + 1]]
+    if with_audit:
+        decided = Entry.objects.filter(subject=subject, **limit).order_by("-seq").prefetch_related("openings")
+        moments += [decided_moment(entry) for entry in decided[: SIZE + 1]]
+    moments.sort(key=lambda moment: moment.at, reverse=True)
+    return _cut(moments)
+
+
+def _cut(moments: list[Moment]) -> Story:
+    if len(moments) <= SIZE:
+        return Story(moments)
+    end = moments[SIZE - 1].at
+    kept = [moment for moment in moments if moment.at >= end]
+    return Story(kept, before=end.isoformat() if len(kept) < len(moments) else "")
+
+
+def _observed(entry: JournalEntry) -> Moment:
+    glyph, text = wording.observed(entry)
+    return Moment(at=entry.at, glyph=glyph, text=text, excerpt=str(wording.facts(entry).get("excerpt") or ""))
+
+
+def decided_moment(entry: Entry) -> Moment:
+    """An audit entry as a line: what moved, by whom, why."""
+    opened = {opening.field: opening.value for opening in entry.openings.all()}
+    moved = f"{_state(entry.from_state)} → {_state(entry.to_state)}" if entry.from_state != entry.to_state else ""
+    event = "" if entry.event == "transition" else entry.event.replace("_", " ")
+    return Moment(
+        at=entry.at,
+        glyph="▲" if entry.reason_code in ("escalated", "no_conclusive_answer", "escalate_after") else "●",
+        text=wording.reason(entry.reason_code),
+        decided=True,
+        moved=moved or event,
+        who=actor_name(entry, opened),
+        reason=opened.get("reason", ""),
+        entry=entry.pk,
+    )
+
+
+def actor_name(entry: Entry, opened: dict[str, str]) -> str:
+    """The actor as people know it: the name as it was then, or what it was."""
+    if entry.actor_kind == "system":
+        return "the system"
+    return opened.get("actor_name") or entry.actor
+
+
+def details_of(entry: Entry) -> dict[str, Any]:
+    """What the canonical record says beside its columns."""
+    body: dict[str, Any] = json.loads(bytes(entry.canonical))["body"]
+    return body
+
+
+def _state(state: str | None) -> str:
+    return "new" if state is None else wording.state_label(state).word
+
+
+@dataclass(frozen=True)
+class StepView:
+    """One step of a run: declared, and with its operation where there is one."""
+
+    name: str
+    label: wording.Label
+    note: str
+    pivot: bool = False
+    operation: Operation | None = None
+    headline: str = ""
+
+
+def run_steps(run: Run) -> list[StepView]:
+    """The declared steps in their order, then operations that the declaration does not name (undos, old versions)."""
+    operations: dict[str, Operation] = {}
+    for operation in Operation.objects.filter(run=run).order_by("id"):
+        operations[operation.step] = operation  # the newest intent of a step counts
+    try:
+        declared = registry.workflow(run.workflow_type, run.workflow_version).steps
+    except registry.Unregistered:
+        declared = ()
+    views = [_step(step.name, operations.pop(step.name, None), step.kind is StepKind.PIVOT) for step in declared]
+    return views + [_step(name, operation, pivot=False) for name, operation in operations.items()]
+
+
+def _step(name: str, operation: Operation | None, pivot: bool) -> StepView:
+    if operation is None:
+        return StepView(name, wording.Label("", "not begun", "calm"), "not begun", pivot)
+    label = wording.state_label(operation.state, escalated=operation.escalated_at is not None)
+    note = operation.provider_operation_id or label.word
+    if operation.state not in (State.SUCCEEDED, State.READY):
+        note = f"{label.word}, attempt {operation.attempts}" if operation.attempts else label.word
+    return StepView(name, label, note, pivot, operation, wording.headline(operation, spec_of(operation)))

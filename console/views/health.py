@@ -1,0 +1,35 @@
+"""Whether the parts that find the truth are at work."""
+
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.db import DatabaseError, connection
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.http import require_safe
+
+from console import access, live, vitals
+from reconciliation.actions import Permission
+
+
+@login_required
+@require_safe
+def health(request: HttpRequest) -> HttpResponse:
+    """Each part with its number, and what it means when it is not as it should be."""
+    access.require(request, Permission.VIEW_HEALTH)
+    return live.answer(request, page="health.html", part="_health.html", facts=_facts())
+
+
+@require_safe
+def healthz(request: HttpRequest) -> HttpResponse:
+    """For machines: 200 while this process can reach its database, 503 otherwise. Says nothing else."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except DatabaseError:
+        return HttpResponse("database unreachable\n", status=503, content_type="text/plain")
+    return HttpResponse("ok\n", content_type="text/plain")
+
+
+def _facts() -> dict[str, Any]:
+    checks = vitals.checks()
+    return {"checks": checks, "worst": [check for check in checks if check.bad], "section": "health"}

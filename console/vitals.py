@@ -1,0 +1,146 @@
+"""What the health page measures. Queries of columns only: a queued task is never unpickled in a web process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import tzdata
+from django.db import connection
+from django.db.models import Count, Min, Q
+from django.template.defaultfilters import filesizeformat
+from django.utils import timezone
+from django_q.models import OrmQ
+
+from reconciliation.models import Operation, Run, Tick, Worker
+from reconciliation.transition import database_now
+from reconciliation.wording import duration
+
+SILENT = timedelta(seconds=30)  # a worker says that it lives every few seconds
+LATE = timedelta(seconds=30)  # due work is taken within seconds; half a minute is a sweep that does not run
+FORGOTTEN = timedelta(days=1)  # a worker that has been gone for so long is history, not health
+MOST = 1000
+
+
+@dataclass(frozen=True)
+class Check:
+    """One part: its name, rows of (what, value), and what is wrong and what to do ("" where nothing is)."""
+
+    name: str
+    rows: list[tuple[str, str]]
+    bad: str = ""
+    table: list[list[str]] = field(default_factory=list)
+    columns: tuple[str, ...] = ()
+
+
+def checks() -> list[Check]:
+    """Every part, each by a constant number of queries."""
+    now = database_now()
+    parts: list[Callable[[datetime], Check]] = [_overdue, _queue, _workers, _beat, _zones, _database]
+    return [part(now) for part in parts]
+
+
+def _overdue(now: datetime) -> Check:
+    rows, late = [], 0
+    for name, model in (("operations", Operation), ("runs", Run)):
+        due = model._default_manager.filter(due_at__lt=now - LATE).order_by("due_at")
+        number = due[: MOST + 1].count()
+        oldest = due.values_list("due_at", flat=True).first()
+        late += number
+        rows.append((f"Overdue {name}", _capped(number) + (f", oldest by {duration(now - oldest)}" if oldest else "")))
+    bad = "Due work is not being taken. Look at beat and workers; nothing is lost, it waits in the ledger."
+    return Check("Due work", rows, bad if late else "")
+
+
+def _queue(now: datetime) -> Check:
+    since = timezone.now()  # the broker writes locks by its own clock: free since then, or taken until then
+    waiting = Q(lock__lte=since)
+    told = OrmQ.objects.aggregate(
+        waiting=Count("id", filter=waiting), taken=Count("id", filter=~waiting), oldest=Min("lock", filter=waiting)
+    )
+    age = since - told["oldest"] if told["oldest"] else None
+    rows = [("Waiting", str(told["waiting"])), ("Taken by a worker", str(told["taken"]))]
+    rows.append(("Oldest waiting for", duration(age) if age else "nothing waits"))
+    slow = age is not None and age > timedelta(minutes=1)
+    return Check(
+        "Wake-up queue", rows, "Wake-ups wait: no worker is free. The sweep finds their work too." if slow else ""
+    )
+
+
+def _workers(now: datetime) -> Check:
+    shown = Worker.objects.filter(seen_at__gt=now - FORGOTTEN).order_by("-seen_at")[:50]
+    table = [[w.name, w.role, w.host, str(w.pid), duration(now - w.seen_at) + " ago", _life(w, now)] for w in shown]
+    alive = sum(row[-1] == "alive" and row[1] == "worker" for row in table)
+    bad = "" if alive else "No worker is alive: nothing is sent and nothing is looked up. Start one."
+    columns = ("Name", "Role", "Host", "Pid", "Seen", "State")
+    return Check("Workers", [("Alive", str(alive))], bad, table, columns)
+
+
+def _life(worker: Worker, now: datetime) -> str:
+    if worker.dead_at:
+        return "dead"
+    return "alive" if now - worker.seen_at < SILENT else "silent"
+
+
+def _beat(now: datetime) -> Check:
+    ticks = list(Tick.objects.order_by("name"))
+    rows = [(tick.name, f"{duration(now - tick.at)} ago by {tick.by}, {tick.handled} handled") for tick in ticks]
+    fresh = any(now - tick.at < LATE for tick in ticks)
+    bad = "" if fresh else "No beat in the last half minute: expired leases and due look-ups wait. Start the beat."
+    return Check("Beat and sweep", rows or [("Last sweep", "never")], bad)
+
+
+def _zones(now: datetime) -> Check:
+    version = tzdata.IANA_VERSION
+    bad = (
+        f"Zone data {version} is old; install a newer tzdata, or schedules may run an hour off."
+        if old(version, now)
+        else ""
+    )
+    return Check(
+        "Time zones", [("IANA version in use", version), ("Your zone", timezone.get_current_timezone_name())], bad
+    )
+
+
+def old(version: str, now: datetime) -> bool:
+    """Whether IANA data is a year behind: zones change several times a year, often at short notice."""
+    digits = version[:4]
+    return not digits.isdecimal() or now - datetime(int(digits), 12, 31, tzinfo=UTC) > timedelta(days=270)
+
+
+_DATABASE = """
+SELECT current_setting('server_version'), pg_is_in_recovery(), current_setting('fsync'),
+       current_setting('synchronous_commit'), pg_database_size(current_database()), current_user, current_database(),
+       (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()), current_setting('max_connections')
+"""
+
+
+def _database(now: datetime) -> Check:
+    with connection.cursor() as cursor:
+        cursor.execute(_DATABASE)
+        version, replica, fsync, commit, size, user, name, used, limit = cursor.fetchone()
+    rows: list[tuple[str, Any]] = [
+        ("PostgreSQL", version),
+        ("Database", f"{name} as {user}"),
+        ("Role", "replica" if replica else "primary"),
+        ("fsync", fsync),
+        ("synchronous_commit", commit),
+        ("Size", filesizeformat(size)),
+        ("Connections", f"{used} of {limit}"),
+        ("Its clock", f"{abs((timezone.now() - now).total_seconds()):.1f} s from this process"),
+    ]
+    return Check("Database", rows, _unsafe(replica, fsync, commit))
+
+
+def _unsafe(replica: bool, fsync: str, commit: str) -> str:
+    if replica:
+        return "This is a replica: decisions must never read from one. Point DATABASE_URL at the primary."
+    if fsync != "on" or commit == "off":
+        return "A crash can lose commits that were acknowledged. Set fsync and synchronous_commit to on."
+    return ""
+
+
+def _capped(number: int) -> str:
+    return f"{MOST}+" if number > MOST else str(number)
