@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,3 +101,21 @@ def _whole_request(connection: socket.socket) -> bytes:
     while len(body) < length:
         body += connection.recv(65536)
     return head + b"\r\n\r\n" + body
+
+
+@contextmanager
+def endless(head: bytes) -> Iterator[str]:
+    """An address that answers with `head` and then with a body that never ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(5)
+        threading.Thread(target=_stream, args=(listener, head), daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _stream(listener: socket.socket, head: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection, suppress(OSError):
+        _whole_request(connection)
+        connection.sendall(head)
+        while True:
+            connection.sendall(b"x" * 65536)

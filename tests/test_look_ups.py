@@ -1,6 +1,7 @@
 """What the order desk's adapters conclude from what the outside world shows."""
 
 import json
+import time
 import tracemalloc
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -12,7 +13,7 @@ from examples.order_desk import providers
 from reconciliation.providers import base
 from reconciliation.providers.base import ActionSpec, Source, Verdict, differences
 from reconciliation.providers.http import LONGEST_WAIT, retry_after
-from tests.provider_contract import KEY, MESSAGE, REFUND, a_call
+from tests.provider_contract import KEY, MESSAGE, REFUND, a_call, endless
 from tests.world import TOKEN, World
 
 
@@ -211,6 +212,14 @@ def test_a_sighting_whose_id_cannot_be_read_is_kept_as_a_candidate(world: World,
     assert finding.candidates[0]["id"] == made
 
 
+def test_a_sighting_that_is_not_there_when_read_by_id_is_not_absence(world: World, pay: providers.Pay) -> None:
+    made = pay.perform(a_call()).provider_operation_id
+    world.pay.fault("bad_gateway_before", action="look_up", id=made, status=404, times=2)
+    finding = pay.look_up(a_call())
+    assert finding.verdict is Verdict.CANNOT_TELL
+    assert finding.candidates[0]["id"] == made
+
+
 def test_a_call_that_the_provider_is_still_at_is_in_progress(world: World, pay: providers.Pay) -> None:
     world.pay.fault("hang_before_effect")
     slow = providers.Pay(base_url=world.pay.url, token=TOKEN)
@@ -310,6 +319,15 @@ def test_an_error_of_five_megabytes_is_cut_without_being_held(world: World, pay:
     tracemalloc.stop()
     assert peak < 1_500_000
     assert len(raised.value.excerpt) <= 300
+
+
+@pytest.mark.case("K3")
+def test_an_error_without_an_end_is_not_read_to_its_end() -> None:
+    with endless(b"HTTP/1.1 503 No\r\nContent-Type: text/plain\r\n\r\n") as address:
+        started = time.monotonic()
+        with pytest.raises(base.Unavailable):
+            providers.Pay(base_url=address, token=TOKEN).perform(a_call())
+        assert time.monotonic() - started < 10  # the action's timeout is 30 seconds
 
 
 @pytest.mark.case("B4")
