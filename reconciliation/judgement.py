@@ -86,6 +86,8 @@ def _judge_found(evidence: Evidence) -> Judgement:
             "provider_operation_id": found_id,
             "effect_id": "" if evidence.spec.id_names_target else found_id,
             "sighted": True,
+            "error_class": "",
+            "reason_code": "found",
             "escalated_at": None,
             "escalation_reason": "",
         },

@@ -183,6 +183,9 @@ BEGIN
     ELSIF v_new.state <> 'pending' AND v_new.escalated_at IS NOT NULL THEN
         v_new.due_at := NULL;  -- automation has stopped with it
     END IF;
+    IF v_old.unknown_attempts <> '{}' THEN
+        v_new.escalate_at := least(v_old.escalate_at, v_new.escalate_at);  -- another silence buys no more time
+    END IF;
     IF v_new.escalate_at IS DISTINCT FROM v_old.escalate_at AND v_new.same_key_until IS NOT NULL THEN
         -- A person is called before the provider forgets the key, not after it (rule 8).
         v_new.escalate_at := least(v_new.escalate_at, v_new.same_key_until

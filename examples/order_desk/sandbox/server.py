@@ -86,7 +86,8 @@ class Handler(BaseHTTPRequestHandler):
     def _look(self) -> None:
         """A read: it has no effect, but it can fail in all the ways in which a call can."""
         action = "probe" if self.path_only == "/probe" else "look_up"
-        facts = {"action": action, "effectful": False, **self.query, "id": self.path_only.rsplit("/", 1)[-1]}
+        sought = {"reference": self.query["q"]} if "q" in self.query else {}
+        facts = {"action": action, "effectful": False, **sought, **self.query, "id": self.path_only.rsplit("/", 1)[-1]}
         rule = self.server.store.take_fault(facts)
         fault = FAULTS[rule["fault"]] if rule else Fault(True)
         settings = self.server.store.settings()
