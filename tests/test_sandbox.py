@@ -1,14 +1,18 @@
 """The sandbox providers do what their description says: tests that count effects in them rest on that."""
 
 import json
+import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.processes import wait_until
-from tests.world import TOKEN, Server, World
+from tests.world import ROOT, TOKEN, Server, World
 
 REFUND = {"order": "1002", "amount": 4200, "currency": "USD", "card": "card_9", "reference": "k1"}
 
@@ -151,3 +155,23 @@ def test_a_page_of_another_origin_cannot_script_faults(world: World) -> None:
     request = urllib.request.Request(f"{world.pay.url}/_control/reset", data=b"{}", method="POST")
     with pytest.raises(urllib.error.HTTPError, match="415"):
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=5)
+
+
+@pytest.mark.processes
+def test_the_servers_die_with_the_process_that_started_them(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom tests.world import World\n"
+        f"world = World(Path({str(tmp_path)!r}))\nworld.start()\nprint(world.pay.port, flush=True)\ntime.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    with parent.stdout:
+        port = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: _refused(port))
+
+
+def _refused(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

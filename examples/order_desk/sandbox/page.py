@@ -19,6 +19,7 @@ h2 { font-size: 15px; font-weight: 600; padding: 11px 14px; border-bottom: 1px s
 h2 span { margin-left: auto; font-weight: 400; color: var(--soft); }
 h2 span.more { color: var(--warn); font-weight: 600; }
 p { color: var(--soft); padding: 4px 0 18px; max-width: 70ch; }
+a { color: inherit; }
 form { display: flex; gap: 8px; padding-bottom: 18px; align-items: center; }
 input, button { font: inherit; color: inherit; background: var(--panel); border: 1px solid var(--line);
   border-radius: 6px; padding: 6px 10px; }
@@ -58,6 +59,7 @@ def _group(label: str | None, rows: list[dict[str, Any]]) -> str:
     kinds = [row["kind"] for row in rows]
     twice = " more" if len(set(kinds)) < len(kinds) and label else ""
     count = "1 effect" if len(rows) == 1 else f"{len(rows)} effects"
+    count += ", some of one kind" if twice else ""
     title = f"Order {escape(label)}" if label else "Without an order"
     body = "".join(_row(row) for row in rows)
     head = "<tr><th>When</th><th>What</th><th>Id</th><th>Details</th><th>Reference</th></tr>"
