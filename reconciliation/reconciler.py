@@ -23,7 +23,7 @@ from .actors import SYSTEM, Actor
 from .judgement import SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
 from .models import JournalEntry, Operation
 from .policy import NOT_APPLIED
-from .providers.base import ActionSpec, Call, Finding, Json, ProviderError, Source, Verdict
+from .providers.base import ActionSpec, Call, Finding, Json, ProviderError, Source, Verdict, compare
 from .scrub import excerpt
 from .states import Kind, State
 from .transition import Observed, StaleVersion, TransitionRefused
@@ -115,7 +115,7 @@ def _evidence(operation: Operation, started: datetime) -> Evidence:
         operation=operation,
         spec=spec,
         finding=finding,
-        compared=settlement.compare(spec, operation.request, finding.observed)
+        compared=compare(spec, operation.request, finding.observed)
         if finding.verdict in (Verdict.FOUND, Verdict.MISMATCH)
         else {},
         started=started,

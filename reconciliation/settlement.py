@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from . import policy, sealing
 from .policy import ErrorClass, Next
-from .providers.base import ActionSpec, Json, ProviderError, RateLimited, Receipt
+from .providers.base import ActionSpec, Json, ProviderError, Receipt, compare
 from .scrub import excerpt
 from .states import Basis, State
 from .transition import Observed
@@ -56,24 +56,6 @@ def judge(attempt: Attempt, answer: Receipt | BaseException) -> Judged:
     if isinstance(answer, Receipt):
         return _judge_receipt(attempt, answer)
     return _judge_error(attempt, answer)
-
-
-def compare(spec: ActionSpec, request: Json, observed: Json) -> dict[str, str]:
-    """Field by field: equal, differs, or not_shown by the provider. Exact, never "similar enough"."""
-    return {
-        asked: (
-            "not_shown"
-            if shown not in observed
-            else "equal"
-            if _same(request.get(asked), observed[shown])
-            else "differs"
-        )
-        for asked, shown in spec.compare.items()
-    }
-
-
-def _same(asked: Any, found: Any) -> bool:
-    return type(asked) is type(found) and bool(asked == found)
 
 
 def evidence_of(spec: ActionSpec, observed: Json) -> tuple[Json, str]:
@@ -196,8 +178,7 @@ def _judge_clean(attempt: Attempt, observed: Observed, error: BaseException, err
     if attempt.attempt >= attempt.spec.attempts:
         spent = {**facts, "reason_code": "budget_spent"}
         return Judged(to=State.FAILED_TERMINAL, reason_code="budget_spent", observed=observed, patch=spent)
-    retry_after = error.retry_after if isinstance(error, RateLimited) else None
-    wait = policy.back_off(attempt.attempt, retry_after=retry_after)
+    wait = policy.back_off(attempt.attempt, retry_after=getattr(error, "retry_after", None))
     return Judged(
         to=State.FAILED_RETRYABLE, reason_code=str(error_class), observed=observed, patch=facts,
         after={"due_at": wait, "not_before": wait},

@@ -201,10 +201,23 @@ class LookUpProvider(Provider, Protocol):
         ...
 
 
+def compare(spec: ActionSpec, request: Json, observed: Json) -> dict[str, str]:
+    """Each compared request field: equal, differs, or not_shown by the provider. Exact, never "similar enough"."""
+    return {name: _seen(request[name], observed, shown) for name, shown in spec.compare.items() if name in request}
+
+
+def _seen(asked: Any, observed: Json, shown: str) -> str:
+    if shown not in observed:
+        return "not_shown"
+    return "equal" if _same(asked, observed[shown]) else "differs"
+
+
 def differences(spec: ActionSpec, request: Json, observed: Json) -> dict[str, tuple[Any, Any]]:
     """Compared request fields that the provider shows otherwise, or not at all: field -> (asked, shown)."""
-    pairs = {name: (request.get(name), observed.get(shown)) for name, shown in spec.compare.items() if name in request}
-    return {name: pair for name, pair in pairs.items() if not _same(*pair)}
+    verdicts = compare(spec, request, observed)
+    return {
+        name: (request[name], observed.get(spec.compare[name])) for name, said in verdicts.items() if said != "equal"
+    }
 
 
 def _same(asked: Any, shown: Any) -> bool:
