@@ -22,6 +22,7 @@ VERSION = 1
 ROWS_A_FETCH = 200
 # Large enough that the web server is not called for every row, small enough to hold many exports in memory.
 CHUNK_BYTES = 64 * 1024
+APPLICATION_NAME = "aftercall export"
 ERASED = "(erased)"
 # The first characters at which spreadsheets begin to compute (ASVS 1.2.10), and the ones that some of them skip before.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\0")
@@ -256,7 +257,8 @@ def _query(selection: Selection) -> tuple[str, tuple[Any, ...]]:
 
 def _connect(using: str) -> psycopg.Connection[Any]:
     wrapper = connections[using]
-    connection: psycopg.Connection[Any] = wrapper.get_new_connection(wrapper.get_connection_params())
+    parameters = {**wrapper.get_connection_params(), "application_name": APPLICATION_NAME}
+    connection: psycopg.Connection[Any] = wrapper.get_new_connection(parameters)
     connection.autocommit = True
     return connection
 
