@@ -71,8 +71,9 @@ def append(
     """Write one entry on the current connection, inside the transaction that is open there, and return its id.
 
     `version` is the subject's version after a move, and None where nothing moved (a refusal, an export). The time, the
-    number within the subject and the hash come from the database. Raises Unwritable, or the database's error when a
-    name does not have the form that the table allows.
+    number within the subject and the hash come from the database. The subject stays locked until the commit: take
+    several subjects in one order everywhere, and no more than some thousands in one transaction. Raises Unwritable, or
+    the database's error when a name does not have the form that the table allows.
     """
     text, openings = body(fact)
     with connections[using].cursor() as cursor:

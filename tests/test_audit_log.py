@@ -3,6 +3,7 @@
 import json
 import threading
 from dataclasses import replace
+from importlib import import_module
 
 import psycopg
 import pytest
@@ -44,6 +45,11 @@ def write(subject="operation:1", *, fact=WORKER, version=None, **states):
 @given(values)
 def test_what_is_written_is_rfc_8785(value):
     assert canonical(value).encode() == rfc8785.dumps(value)
+
+
+def test_keys_are_in_the_order_of_their_utf_16_units():
+    """The emoji is the larger code point and the smaller in UTF-16: a sort by code points gets it wrong."""
+    assert canonical({"\ufb33": 1, "\U0001f600": 2}) == '{"\U0001f600":2,"\ufb33":1}'
 
 
 @given(details=st.dictionaries(texts, values, max_size=3), actor=texts, reason=texts)
@@ -175,13 +181,25 @@ def test_nobody_else_may_append(ledger_db, superuser_connection):
     assert not any(each.startswith("{=") or ",=" in each for each in granted.values())
 
 
-def test_an_object_of_the_callers_cannot_stand_in_for_one_of_ours(ledger_db):
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("CREATE TEMP TABLE audit_entry (LIKE public.audit_entry)")
-        cursor.execute("SET LOCAL search_path = pg_temp, public")
-        cursor.execute(log.APPEND.replace("audit_append", "public.audit_append"), call())
-        cursor.execute("SELECT count(*) FROM public.audit_entry")
-        assert cursor.fetchone() == (1,)
+def test_an_object_of_the_callers_cannot_stand_in_for_one_of_ours(ledger_db, superuser_connection):
+    superuser_connection.execute("""CREATE SCHEMA evil; GRANT USAGE ON SCHEMA evil TO PUBLIC;
+        CREATE FUNCTION evil.sha256(bytea) RETURNS bytea LANGUAGE sql AS $$ SELECT $1 $$;""")
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET LOCAL search_path = evil, pg_catalog, public")
+            cursor.execute(log.APPEND, call())
+        assert list(verify()) == []
+    finally:
+        superuser_connection.execute("DROP SCHEMA evil CASCADE")
+
+
+def test_the_shipped_clock_moves_inside_a_transaction(ledger_db, superuser_connection):
+    """A lease that is granted after a wait must not begin before it, as it would by the transaction's time."""
+    shipped = import_module("audit.migrations.0001_initial").CLOCK.replace("aftercall_now", "shipped_now")
+    with superuser_connection.transaction(force_rollback=True):
+        superuser_connection.execute(shipped)
+        read = "SELECT public.shipped_now() > now(), pg_sleep(0.001), public.shipped_now() > statement_timestamp()"
+        assert superuser_connection.execute(read).fetchone()[::2] == (True, True)
 
 
 def call(subject="operation:1"):

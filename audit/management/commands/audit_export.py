@@ -8,9 +8,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from django.core.management.base import BaseCommand, CommandError
+from django.db import Error
 
-from audit.export import Export
+from audit.export import Export, Format
 from audit.files import MANIFEST_SUFFIX
 from audit.log import Fact
 from audit.selection import FILTERS, InvalidSelection, Selection
@@ -35,17 +37,25 @@ class Command(BaseCommand):
     def handle(self, *, format: Any, out: Path, **options: Any) -> None:
         try:
             asked = {name: options[name] for name in ("tenant", "first_day", "end_day", "zone", *FILTERS)}
-            selection = Selection(**asked)
+            export = _write(Selection(**asked), format=format, out=out)
+        except FileExistsError:
+            raise CommandError(f"{out} is there already; an export never replaces a file.", returncode=2) from None
         except InvalidSelection as problem:
             raise CommandError(str(problem), returncode=2) from None
-        with out.open("xb") as file, Export(selection, format=format, by=_who()) as export:
-            for chunk in export:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        if format == "csv":
-            out.with_name(out.name + MANIFEST_SUFFIX).write_text(json.dumps(export.manifest, indent=2) + "\n")
+        except (OSError, Error, psycopg.Error) as problem:
+            raise CommandError(f"The export is not complete: {problem}") from None
         self.stdout.write(f"{export.written.rows:,} entries in {out}. Recorded as {export.name}.")
+
+
+def _write(selection: Selection, *, format: Format, out: Path) -> Export:
+    with out.open("xb") as file, Export(selection, format=format, by=_who()) as export:
+        for chunk in export:
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if format == "csv":
+        out.with_name(out.name + MANIFEST_SUFFIX).write_text(json.dumps(export.manifest, indent=2) + "\n")
+    return export
 
 
 def _who() -> Fact:
