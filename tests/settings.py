@@ -10,6 +10,7 @@ import tempfile
 
 if "AFTERCALL_TEST_VAR" not in os.environ:
     os.environ["AFTERCALL_TEST_VAR"] = tempfile.mkdtemp(prefix="aftercall-test-")
+    os.chmod(os.environ["AFTERCALL_TEST_VAR"], 0o711)  # where root runs the tests, the database is another user's
     os.environ["AFTERCALL_TEST_SERVER"] = os.environ.pop("DATABASE_URL", "")
     os.environ.pop("DATABASE_OWNER_URL", None)
     for name in [name for name in os.environ if name.startswith("AFTERCALL_") and "TEST" not in name]:
