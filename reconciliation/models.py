@@ -281,7 +281,7 @@ class JournalEntry(models.Model):
 
 
 class AllowedMove(models.Model):
-    """The pairs of states.py as the database checks them. Written by migrations alone."""
+    """The pairs of states.py as the database checks them. Written by schema.install() alone."""
 
     kind = models.CharField(max_length=12)
     source = models.CharField(max_length=24)  # "" is the birth

@@ -10,7 +10,7 @@ import reconciliation.states
 class Migration(migrations.Migration):
     initial = True
 
-    dependencies = []
+    dependencies = [("audit", "0001_initial")]
 
     operations = [
         migrations.CreateModel(

@@ -1,0 +1,67 @@
+"""What the ledger needs in the database beside its tables: functions, triggers, rights and the transition table.
+
+Functions are code, not data: they are put in place anew after every migration, in one transaction, so that code and
+database cannot drift apart and an old one with another signature does not stay behind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from .states import MOVES
+
+SQL = Path(__file__).resolve().parent / "sql"
+# Steps of the other functions: nobody calls them from outside.
+INTERNAL = ("ledger_patch", "ledger_journal")
+# State and journal are read by the application role and written through the functions alone.
+READ_ONLY = ("reconciliation_operation", "reconciliation_run", "reconciliation_journalentry", "reconciliation_move")
+# Bookkeeping that decides nothing.
+WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken")
+
+
+def install(connection: Any) -> None:
+    """Put functions, triggers, rights and the pairs of states.py in place, as the owner. Safe to repeat."""
+    with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
+        _functions(cursor)
+        _rights(cursor, connection.ops.quote_name(settings.AFTERCALL_APP_ROLE))
+        _moves(cursor)
+
+
+def _functions(cursor: Any) -> None:
+    for signature in _installed(cursor):
+        cursor.execute(f"DROP FUNCTION {signature}")
+    for name in ("ledger.sql", "append_only.sql"):
+        cursor.execute((SQL / name).read_text())
+
+
+def _installed(cursor: Any) -> list[str]:
+    cursor.execute(
+        "SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace"
+        " WHERE n.nspname = 'public' AND p.proname LIKE 'ledger\\_%%' ORDER BY 1",
+        [],
+    )
+    return [row[0] for row in cursor.fetchall()]
+
+
+def _rights(cursor: Any, role: str) -> None:
+    for signature in _installed(cursor):
+        cursor.execute(f"REVOKE ALL ON FUNCTION {signature} FROM PUBLIC")
+        if signature.partition("(")[0] not in INTERNAL:
+            cursor.execute(f"GRANT EXECUTE ON FUNCTION {signature} TO {role}")
+    for table in READ_ONLY:
+        cursor.execute(f"REVOKE ALL ON {table} FROM {role}")
+        cursor.execute(f"GRANT SELECT ON {table} TO {role}")
+    for table in WRITABLE:
+        cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role}")
+
+
+def _moves(cursor: Any) -> None:
+    cursor.execute("DELETE FROM reconciliation_move")
+    cursor.executemany(
+        "INSERT INTO reconciliation_move (kind, source, target) VALUES (%s, %s, %s)",
+        [(move.kind, move.source or "", move.target) for move in MOVES],
+    )
