@@ -15,7 +15,16 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import structlog
-from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, connections
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+)
 
 from . import keys, policy, registry, sealing, settlement, spool, transition, workers
 from .actors import Actor
@@ -28,6 +37,9 @@ from .states import Kind, State, Subject
 from .transition import Moved, Observed, TransitionRefused
 
 log = structlog.get_logger(__name__)
+
+MAY_NOT_SEND = (transition.KeyForgotten, transition.NewerSent, transition.ReportedApplied)
+DATABASE_ERRORS = (DatabaseError, InterfaceError)  # Django's InterfaceError is no DatabaseError
 
 
 class LedgerUnavailable(Exception):
@@ -148,6 +160,7 @@ def perform(intent: Intent, *, actor: Actor) -> Outcome:
     provider = registry.provider(intent.provider)
     spec = registry.spec(intent.provider, intent.action)
     row = row_of(intent, provider, spec)
+    _on_record()
     claim = _claim_new(row, intent, provider, spec, actor)
     if claim is None:
         return _submitted_before(row, intent, actor)
@@ -250,7 +263,26 @@ def attempt_again(operation: Operation, *, actor: Actor, reason: str = "", held:
     Raises the TransitionRefused that stood in the way. Whether the state allows it at all is asked before
     (`retrying.why_not_retryable`); what the clock and other operations allow is asked under the claim's lock.
     """
-    return dispatch(claim_again(operation, actor=actor, reason=reason, held=held))
+    try:
+        claim = claim_again(operation, actor=actor, reason=reason, held=held)
+    except transition.KeyForgotten as refusal:
+        _call_a_person(operation, refusal, actor)
+        raise
+    return dispatch(claim)
+
+
+def _call_a_person(operation: Operation, refusal: TransitionRefused, actor: Actor) -> None:
+    """What is proven not applied and may no longer be sent would be asked for ever; an unknown one is looked up."""
+    if actor.kind == "person" or operation.state != State.FAILED_RETRYABLE:
+        return
+    transition.transition(
+        operation.subject,
+        to=None,
+        version=operation.version,
+        patch={"escalation_reason": refusal.verdict, "due_at": None},
+        after={"escalated_at": 0},
+        fact=actor.fact(refusal.verdict),
+    )
 
 
 def _guards(operation: Operation, spec: ActionSpec, actor: Actor) -> list[str]:
@@ -266,6 +298,7 @@ def _guards(operation: Operation, spec: ActionSpec, actor: Actor) -> list[str]:
 def claim_again(operation: Operation, *, actor: Actor, reason: str = "", held: Held | None = None) -> Claim:
     """Claim a known operation for one more attempt. Raises the TransitionRefused that stood in the way."""
     _outside_transactions()
+    _on_record()
     spec = registry.spec(operation.provider, operation.action)
     nonce, started = uuid4(), boot_seconds()
     attempt, generation = operation.attempts + 1, operation.generation + 1
@@ -337,11 +370,23 @@ def _attempt_starts(*, attempt: int, generation: int) -> Observed:
     return Observed(kind="attempt_started", attempt=attempt, generation=generation, observer=workers.me())
 
 
+def _on_record() -> None:
+    """This process is on record before it claims anything: its death must be provable. Raises LedgerUnavailable."""
+    try:
+        workers.me()
+    except DATABASE_ERRORS as error:
+        connections[transition.ALIAS].close()
+        raise LedgerUnavailable("this worker cannot be put on record; nothing was sent") from error
+
+
 def _write_claim(nonce: UUID, write: Any) -> Moved | None:
-    """Commit a claim, or read back by its nonce whether it was committed although the COMMIT errored (rule 4)."""
+    """Commit a claim, or read back by its nonce whether it was committed although the COMMIT errored (rule 4).
+
+    A database that only reads answers with an InternalError, one that took our rights away with a ProgrammingError.
+    """
     try:
         moved: Moved | None = write()
-    except (OperationalError, InterfaceError) as error:
+    except (OperationalError, InterfaceError, InternalError, ProgrammingError) as error:
         return _read_back(nonce, error)
     return moved
 
@@ -350,7 +395,7 @@ def _read_back(nonce: UUID, error: Exception) -> Moved:
     connections[transition.ALIAS].close()
     try:
         mine = Operation.objects.filter(claim_nonce=nonce).only("pk", "version", "last_sent_at").first()
-    except DatabaseError as again:
+    except DATABASE_ERRORS as again:
         raise LedgerUnavailable("the ledger cannot be reached; nothing was sent") from again
     if mine is None or mine.last_sent_at is None:
         raise LedgerUnavailable("the claim was not written; nothing was sent") from error
@@ -368,7 +413,16 @@ def _outside_transactions() -> None:
 def dispatch(claim: Claim) -> Outcome:
     """Send the claimed attempt once and settle what came of it."""
     _outside_transactions()
-    return settle(claim, settlement.judge(claim, _send(claim)))
+    return settle(claim, _judge(claim, _send(claim)))
+
+
+def _judge(claim: Claim, answer: Receipt | Exception) -> Judged:
+    """An answer that cannot be read says nothing about the effect, and must not take its attempt down with it."""
+    try:
+        return settlement.judge(claim, answer)
+    except Exception:
+        log.exception("answer_unreadable", operation=claim.subject.pk, attempt=claim.attempt)
+        return settlement.unreadable(claim)
 
 
 def _send(claim: Claim) -> Receipt | Exception:
@@ -390,7 +444,9 @@ def settle(claim: Claim, judged: Judged) -> Outcome:
     except IntegrityError:
         # One effect at the provider proves one operation: this one is another's, which a person must sort out.
         return settle(claim, settlement.belongs_to_another(claim, judged))
-    except DatabaseError as error:
+    except (DataError, ValueError) as error:  # it holds what no column can: the attempt is unknown, and looked up
+        return _settle_once_more(claim, settlement.unreadable(claim), error)
+    except DATABASE_ERRORS as error:
         return _settle_once_more(claim, judged, error)
     return Outcome(
         pk=claim.subject.pk,
@@ -419,7 +475,7 @@ def _me() -> Actor:
     return Actor(id=workers.me(), kind="worker")
 
 
-def _settle_once_more(claim: Claim, judged: Judged, error: DatabaseError) -> Outcome:
+def _settle_once_more(claim: Claim, judged: Judged, error: Exception) -> Outcome:
     """The COMMIT errored or the settlement was refused: it may have been written. Ask, then keep the receipt alone."""
     log.error("settlement_failed", operation=claim.subject.pk, attempt=claim.attempt, error=type(error).__name__)
     connections[transition.ALIAS].close()
@@ -427,7 +483,7 @@ def _settle_once_more(claim: Claim, judged: Judged, error: DatabaseError) -> Out
         moved = _write_settlement(claim, judged)
     except TransitionRefused as refusal:
         return _too_late(claim, judged, refusal)
-    except DatabaseError:
+    except DATABASE_ERRORS:
         _keep_receipt(claim, judged)
         return _unsettled(claim)
     return replace(_unsettled(claim), state=judged.to, result=judged.result, at=moved.at)
@@ -439,31 +495,37 @@ def _keep_receipt(claim: Claim, judged: Judged) -> None:
     report = replace(judged.observed, kind="late_report")
     try:
         transition.note(claim.subject, [report], look_soon=True)
-    except DatabaseError:
+    except DATABASE_ERRORS:
         spool.keep(claim.subject, report)
     log.critical("receipt_kept_unsettled", operation=claim.subject.pk, attempt=claim.attempt)
 
 
 def _too_late(claim: Claim, judged: Judged, refusal: TransitionRefused) -> Outcome:
     """Another generation owns it now: what we saw is kept and judged by others. Unless our first write had landed."""
-    if not _already_written(claim):
-        transition.note(claim.subject, [replace(judged.observed, kind="late_report")], look_soon=True)
-        operation = Operation.objects.only("tenant").get(pk=claim.subject.pk)
-        transition.refuse(
-            subject=claim.subject,
-            tenant=operation.tenant,
-            fact=_me().fact("stale_worker_refused", attempt=claim.attempt, verdict=refusal.verdict),
-        )
-        log.warning("stale_worker_refused", operation=claim.subject.pk, generation=claim.generation)
-    return stored_outcome(Operation.objects.get(pk=claim.subject.pk))
+    try:
+        if not _already_written(claim, judged):
+            _report_late(claim, judged, refusal)
+        return stored_outcome(Operation.objects.get(pk=claim.subject.pk))
+    except DATABASE_ERRORS:
+        _keep_receipt(claim, judged)
+        return _unsettled(claim)
 
 
-def _already_written(claim: Claim) -> bool:
-    return (
-        JournalEntry.objects.filter(operation_id=claim.subject.pk, generation=claim.generation, attempt=claim.attempt)
-        .exclude(kind__in=("attempt_started", "lease_expired"))
-        .exists()
-    )
+def _report_late(claim: Claim, judged: Judged, refusal: TransitionRefused) -> None:
+    transition.note(claim.subject, [replace(judged.observed, kind="late_report")], look_soon=True)
+    fact = _me().fact("stale_worker_refused", attempt=claim.attempt, verdict=refusal.verdict)
+    transition.refuse(subject=claim.subject, tenant=claim.tenant, fact=fact)
+    log.warning("stale_worker_refused", operation=claim.subject.pk, generation=claim.generation)
+
+
+def _already_written(claim: Claim, judged: Judged) -> bool:
+    """Whether this claim's settlement is on record; its late report, or somebody's finding, is not that."""
+    return JournalEntry.objects.filter(
+        operation_id=claim.subject.pk,
+        generation=claim.generation,
+        attempt=claim.attempt,
+        kind=judged.observed.kind,
+    ).exists()
 
 
 def _unsettled(claim: Claim) -> Outcome:
@@ -501,7 +563,7 @@ def _go_on(operation: Operation, intent: Intent, actor: Actor) -> Outcome:
         return stored_outcome(operation)
     try:
         return attempt_again(operation, actor=actor, held=intent.held)
-    except (transition.NotDue, transition.StaleVersion, transition.NotInTable):
+    except (transition.NotDue, transition.StaleVersion, transition.NotInTable, *MAY_NOT_SEND):
         return stored_outcome(Operation.objects.get(pk=operation.pk))
 
 

@@ -149,10 +149,16 @@ def _look_again(evidence: Evidence, reason: str, *, counted: Mapping[str, Any] |
         return Judgement(to=None, reason_code=reason, patch=patch)
     repeat = _safe_to_repeat(evidence)
     if _time_is_up(evidence) or (repeat and operation.attempts >= evidence.spec.attempts):
-        why = "old_worker_may_still_send" if reason == "old_worker_may_still_send" else "no_conclusive_answer"
+        why = "old_worker_may_still_send" if _only_its_worker_blocks(evidence, reason) else "no_conclusive_answer"
         mark = {"escalation_reason": why, "due_at": None}
         return Judgement(to=None, reason_code=reason, escalate=why, patch={**patch, **mark}, after={"escalated_at": 0})
     return Judgement(to=None, reason_code=reason, patch=patch, after={"due_at": _next_look_up(evidence)}, repeat=repeat)
+
+
+def _only_its_worker_blocks(evidence: Evidence, reason: str) -> bool:
+    """Whether absence would be proven but for a worker that may still send, also where this read came too soon."""
+    enough = evidence.operation.absent_reads >= evidence.spec.absence_reads
+    return reason == "old_worker_may_still_send" or (reason == "reads_too_close" and enough)
 
 
 def _time_is_up(evidence: Evidence) -> bool:
@@ -190,7 +196,8 @@ def judge_report(evidence: Evidence) -> Judgement:
         if "differs" in evidence.compared.values():
             return to_a_person(evidence, "mismatch")
         found = _judge_found(replace(evidence, compared={}))
-        return replace(found, patch={**found.patch, "basis": Basis.RECEIPT}, reason_code="late_report")
+        reported = {**found.patch, "basis": Basis.RECEIPT, "reason_code": "late_report"}
+        return replace(found, patch=reported, reason_code="late_report")
     operation = evidence.operation
     patch: dict[str, Any] = {"unknown_attempts": [], "reason_code": "late_report", "not_before": None}
     if operation.escalated_at is None and operation.attempts < evidence.spec.attempts:

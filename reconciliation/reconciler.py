@@ -30,6 +30,8 @@ from .transition import Observed, StaleVersion, TransitionRefused
 
 log = structlog.get_logger(__name__)
 
+CALLED_ABSENT = (State.FAILED_RETRYABLE, State.FAILED_TERMINAL, State.TERMINATED)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LookedUp:
@@ -171,7 +173,7 @@ def _worker_silent(operation: Operation) -> bool:
 
 def _kept_report(operation: Operation, started: datetime) -> Evidence | None:
     """A late success counts as found; late failures speak for their own attempts only, and decide when all are in."""
-    if operation.state != State.AMBIGUOUS:
+    if operation.state != State.AMBIGUOUS and operation.state not in CALLED_ABSENT:
         return None
     spec = spec_or_none(operation)
     reports = JournalEntry.objects.filter(operation=operation, kind="late_report").order_by("id")
@@ -181,10 +183,20 @@ def _kept_report(operation: Operation, started: datetime) -> Evidence | None:
     for _entry, data in read:
         if data.get("status") == "applied":
             return _reported(operation, spec, started, data, Verdict.FOUND)
+    if operation.state != State.AMBIGUOUS:
+        return None
     refused = {entry.attempt for entry, data in read if data.get("error_class") in NOT_APPLIED}
     if set(operation.unknown_attempts) <= refused:
         return _reported(operation, spec, started, read[-1][1], Verdict.ABSENT)
     return None
+
+
+def contradicted(operation: Operation) -> bool:
+    """Whether a late report says that what we called not applied was applied."""
+    if operation.state not in CALLED_ABSENT or spec_or_none(operation) is None:
+        return False
+    reports = JournalEntry.objects.filter(operation=operation, kind="late_report")
+    return any(json.loads(entry.data).get("status") == "applied" for entry in reports)
 
 
 def _reported(
@@ -210,7 +222,7 @@ def _apply(evidence: Evidence, actor: Actor, *, from_report: bool = False) -> Lo
     operation, finding = evidence.operation, evidence.finding
     observed = _observed(evidence, actor)
     if operation.state != State.AMBIGUOUS:
-        return _apply_to_known(evidence, actor, observed)
+        return _apply_to_known(evidence, actor, observed, from_report=from_report)
     judgement = judge_report(evidence) if from_report else judge(evidence)
     try:
         moved = _move(evidence, judgement, actor, observed)
@@ -272,17 +284,26 @@ def _observed(evidence: Evidence, actor: Actor) -> Observed:
     )
 
 
-def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed) -> LookedUp:
-    """A look-up of a settled operation is evidence; only proof of an effect that we called absent moves it, loudly."""
-    operation = evidence.operation
-    surprising = operation.state in (State.FAILED_TERMINAL, State.TERMINATED)
-    if surprising and evidence.finding.verdict is Verdict.FOUND:
-        judgement = judge(evidence)
-        if judgement.to is State.SUCCEEDED:
-            loud = {**judgement.patch, "escalation_reason": "applied_after_all"}
-            judgement = replace(judgement, reason_code="applied_after_all", patch=loud, after={"escalated_at": 0})
-            _move(evidence, judgement, actor, observed)
-            current = Operation.objects.get(pk=operation.pk)
-            return LookedUp(operation=current, finding=evidence.finding, judgement=judgement, moved=True)
-    transition.note(operation.subject, [observed])
-    return LookedUp(operation=operation, finding=evidence.finding, judgement=None, moved=False)
+def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed, *, from_report: bool) -> LookedUp:
+    """A look-up of a settled operation is evidence; only a sighting of what we called absent moves it, loudly."""
+    operation, finding = evidence.operation, evidence.finding
+    if operation.state not in CALLED_ABSENT or finding.verdict not in SIGHTINGS:
+        transition.note(operation.subject, [observed])
+        return LookedUp(operation=operation, finding=finding, judgement=None, moved=False)
+    judgement = _contradiction(evidence, from_report=from_report)
+    try:
+        moved = _move(evidence, judgement, actor, observed)
+    except IntegrityError:
+        judgement = to_a_person(evidence, "effect_claimed_elsewhere")
+        moved = _move(evidence, judgement, actor, observed)
+    current = Operation.objects.get(pk=operation.pk)
+    return LookedUp(operation=current, finding=finding, judgement=judgement, moved=moved)
+
+
+def _contradiction(evidence: Evidence, *, from_report: bool) -> Judgement:
+    """Proven applied after all, or something was seen and a person must look; either way nothing is sent any more."""
+    judgement = judge_report(evidence) if from_report else judge(evidence)
+    if judgement.to is not State.SUCCEEDED:
+        return to_a_person(evidence, judgement.escalate or "seen_after_all")
+    loud = {**judgement.patch, "escalation_reason": "applied_after_all"}
+    return replace(judgement, reason_code="applied_after_all", patch=loud, after={"escalated_at": 0})

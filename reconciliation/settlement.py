@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from . import policy, sealing
 from .policy import ErrorClass, Next
-from .providers.base import ActionSpec, Json, ProviderError, Receipt, compare
+from .providers.base import ActionSpec, Json, OutcomeUnknown, ProviderError, Receipt, compare
 from .scrub import excerpt
 from .states import Basis, State
 from .transition import Observed
@@ -56,6 +56,11 @@ def judge(attempt: Attempt, answer: Receipt | BaseException) -> Judged:
     if isinstance(answer, Receipt):
         return _judge_receipt(attempt, answer)
     return _judge_error(attempt, answer)
+
+
+def unreadable(attempt: Attempt) -> Judged:
+    """An answer came that cannot be read or kept: the attempt is unknown."""
+    return _judge_error(attempt, OutcomeUnknown("The answer holds something that the ledger cannot read or keep."))
 
 
 def evidence_of(spec: ActionSpec, observed: Json) -> tuple[Json, str]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import structlog
 from django.conf import settings
-from django.db import DatabaseError
+from django.db import DatabaseError, DataError, IntegrityError, InterfaceError
 
 from . import transition
 from .sealing import CannotOpen, open_bytes, seal_bytes
@@ -55,21 +56,32 @@ def _sync_folder() -> None:
 
 
 def bring_in() -> int:
-    """Journal every waiting report as a late one. Returns how many came in; what fails stays for the next time."""
+    """Journal every waiting report as a late one. Returns how many came in; what fails stays for the next time.
+
+    Several processes may do so at once. A report that no journal can take, or whose operation this database does not
+    have, is set aside, so that it does not stand in the way of the others.
+    """
     count = 0
     for path in sorted(folder().glob("*.report")):
         try:
             _bring_in(json.loads(open_bytes(path.read_bytes())))
-        except (CannotOpen, ValueError, KeyError):
-            log.exception("spooled_report_unreadable", file=path.name)
-            path.rename(path.with_suffix(".unreadable"))
-        except DatabaseError:
+        except FileNotFoundError:
+            continue  # another process has brought it in
+        except (CannotOpen, ValueError, KeyError, TypeError, DataError, IntegrityError) as fault:
+            _set_aside(path, fault)
+        except (DatabaseError, InterfaceError):
             log.warning("spooled_report_waits", file=path.name)
             return count
         else:
-            path.unlink()
+            path.unlink(missing_ok=True)
             count += 1
     return count
+
+
+def _set_aside(path: Path, fault: Exception) -> None:
+    log.critical("spooled_report_unreadable", file=path.name, error=type(fault).__name__)
+    with suppress(FileNotFoundError):
+        path.rename(path.with_suffix(".unreadable"))
 
 
 def _bring_in(report: dict[str, Any]) -> None:

@@ -111,6 +111,7 @@ MOVES: tuple[Move, ...] = (
         State.FAILED_RETRYABLE,
         pending="claimed under a lease, for another attempt",
         awaiting_approval="the approval went past its use-by",
+        succeeded="proof came that it was applied after all",
         failed_terminal="the budget is spent; no attempt was applied",
         terminated="stopped by a person; no attempt was applied",
     ),

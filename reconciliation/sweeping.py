@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 from django.conf import settings
 
-from . import reconciler, retrying, runs, transition
+from . import executor, reconciler, retrying, runs, transition
 from .models import Operation
 from .states import Kind, State
 from .transition import TransitionRefused
@@ -44,7 +44,7 @@ def handle(pk: int) -> None:
     """What is due for one operation, by its state."""
     operation = Operation.objects.get(pk=pk)
     state = State(operation.state)
-    if state in (State.PENDING, State.AMBIGUOUS):
+    if state in (State.PENDING, State.AMBIGUOUS) or reconciler.contradicted(operation):
         looked = reconciler.reconcile(pk)
         if looked.judgement is not None and looked.judgement.repeat:
             _repeat(looked.operation)
@@ -59,5 +59,5 @@ def _repeat(operation: Operation) -> None:
     """The automatic same-key retry after a look-up that could not tell."""
     try:
         retrying.retry(operation.pk, version=operation.version)
-    except (retrying.NotRetryable, transition.KeyForgotten, transition.NewerSent, transition.RunNotHeld) as refusal:
+    except (retrying.NotRetryable, *executor.MAY_NOT_SEND, transition.RunNotHeld) as refusal:
         log.info("not_repeated", operation=operation.pk, why=str(refusal))

@@ -64,6 +64,13 @@ class NewerSent(TransitionRefused):
     verdict, sentence = "newer_sent", "A newer operation on the same object was sent; repeating this one would undo it."
 
 
+class ReportedApplied(TransitionRefused):
+    verdict, sentence = (
+        "reported_applied",
+        "A late report says that it was applied; nothing may be sent.",
+    )
+
+
 class RunNotHeld(TransitionRefused):
     verdict, sentence = "run_not_held", "Its run is not running under this holder; a stopped run sends nothing."
 
@@ -90,8 +97,8 @@ class OlderVersionWaiting(TransitionRefused):
 REFUSALS: dict[str, type[TransitionRefused]] = {
     error.verdict: error
     for error in (
-        Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, NewerSent, RunNotHeld, NotInTable,
-        OlderVersionOpen, NewerVersionExists, OlderVersionWaiting,
+        Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, NewerSent, ReportedApplied, RunNotHeld,
+        NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting,
     )
 }  # fmt: skip
 
@@ -111,7 +118,7 @@ class Observed:
         """As the database functions take it."""
         return {
             "kind": self.kind,
-            "data": json.dumps(self.data, ensure_ascii=False),
+            "data": json.dumps(self.data, ensure_ascii=False, allow_nan=False),
             "attempt": self.attempt,
             "generation": self.generation,
             "observer": self.observer,

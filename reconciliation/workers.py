@@ -23,6 +23,16 @@ _lock = threading.Lock()
 _known: dict[int, str] = {}  # pid -> name: a forked child is another worker than its parent
 
 
+def _forked() -> None:
+    """A child starts unknown: a pid that comes round again must not bear a dead worker's name; nor a held lock."""
+    global _lock
+    _lock = threading.Lock()
+    _known.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a process lives, as far as its death can be proven from."""
@@ -52,12 +62,30 @@ def _link(path: str) -> str:
 
 
 def started_ticks(pid: int) -> int | None:
-    """Clock ticks since boot at which `pid` started, or None where there is no such process (a zombie is none)."""
+    """Clock ticks since boot at which `pid` started, or None where that cannot be read (a zombie has ended)."""
     stat = _read(f"/proc/{pid}/stat")
     after_name = stat.rpartition(") ")[2].split()
     if len(after_name) < 20 or after_name[0] in ("Z", "X"):
         return None
     return int(after_name[19])
+
+
+def provably_gone(pid: int, ticks: int) -> bool:
+    """Whether the process that had `pid` and started at `ticks` has ended.
+
+    A process that /proc does not show may be hidden from us (hidepid, another user); only the kernel's "no such
+    process", a zombie, or another process in its place is proof.
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # it is there, and somebody else's
+    after_name = _read(f"/proc/{pid}/stat").rpartition(") ")[2].split()
+    if len(after_name) < 20:
+        return False
+    return after_name[0] in ("Z", "X") or int(after_name[19]) != ticks
 
 
 def me(role: str = "worker") -> str:
@@ -95,7 +123,7 @@ def bury_dead() -> int:
     if not (place.boot_id and place.pid_namespace):
         return 0
     neighbours = Worker.objects.filter(dead_at=None, boot_id=place.boot_id, pid_namespace=place.pid_namespace)
-    gone = [w.pk for w in neighbours if w.pid_started and started_ticks(w.pid) != w.pid_started]
+    gone = [w.pk for w in neighbours if w.pid_started and provably_gone(w.pid, w.pid_started)]
     if gone:
         with connections[ALIAS].cursor() as cursor:
             cursor.execute(

@@ -10,7 +10,8 @@ A job is a JSON object:
     folder     where its events are written
     stop_at    boundaries at which it waits (see BOUNDARIES)
     settings   values of Django settings, environ   values of the environment
-    clock      seconds by which every clock that Python reads is wrong
+    clock      seconds by which every clock that Python reads is wrong, from the start
+    jump       the same, from the first boundary on
 and what the verb needs: intent, pk, actor, ...
 """
 
@@ -47,8 +48,8 @@ Job = dict[str, Any]
 class Told:
     """What the parent reads: one JSON line an event."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, jump: float = 0.0) -> None:
+        self.folder, self.jump = folder, jump
         self._file = (folder / "events").open("a", buffering=1)
         self._lock = threading.Lock()
 
@@ -61,6 +62,8 @@ class Told:
         self.say(boundary)
         while not (self.folder / f"go-{boundary}").exists():
             time.sleep(0.005)
+        if self.jump:
+            _skew(self.jump)
 
 
 def _before(module: Any, name: str) -> Callable[[Told, str], None]:
@@ -172,7 +175,7 @@ def _skew(seconds: float) -> None:
 
 def work(job: Job) -> None:
     """The life of one worker."""
-    told = Told(Path(job["folder"]))
+    told = Told(Path(job["folder"]), jump=job.get("jump", 0.0))
     os.environ.update(job.get("environ", {}))
     for name, value in job.get("settings", {}).items():
         setattr(settings, name, value)

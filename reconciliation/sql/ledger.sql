@@ -42,9 +42,12 @@ DECLARE
     v_now timestamptz;
 BEGIN
     IF p_due_now THEN
-        -- A kept report is a reason to look again; where a person was called, automation stays out.
+        -- A kept report is a reason to look again; where a person was called, automation stays out. A late success
+        -- of what was called not applied is never left unseen.
         UPDATE reconciliation_operation SET due_at = least(due_at, aftercall_now())
-         WHERE id = p_operation AND state = 'ambiguous' AND escalated_at IS NULL;
+         WHERE id = p_operation AND (state = 'ambiguous' AND escalated_at IS NULL
+            OR state IN ('failed_retryable', 'failed_terminal', 'terminated')
+               AND (p_entries->0->>'data')::jsonb->>'status' = 'applied');
     END IF;
     v_now := aftercall_now();
     PERFORM ledger_journal(p_operation, p_run, v_now, p_entries);
@@ -159,6 +162,8 @@ BEGIN
               AND n.provider = v_old.provider AND n.account = v_old.account AND n.action = v_old.action
               AND n.first_sent_at IS NOT NULL) THEN 'newer_sent'
         WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
+        WHEN p_to = 'pending' AND EXISTS (SELECT 1 FROM reconciliation_journalentry j WHERE j.operation_id = p_id
+            AND j.kind = 'late_report' AND j.data::jsonb->>'status' = 'applied') THEN 'reported_applied'
         WHEN p_to = 'pending' AND v_run_id IS NOT NULL AND (v_run.state <> 'running'
             OR v_run.generation IS DISTINCT FROM p_run_generation) THEN 'run_not_held'
         WHEN p_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'operation'
@@ -280,6 +285,11 @@ BEGIN
     IF v_new.state IN ('succeeded', 'failed', 'compensated', 'cancelled') THEN
         v_new.settled_at := coalesce(v_old.settled_at, v_now);
         v_new.due_at := NULL;
+    ELSIF v_new.due_at IS NULL AND v_new.escalated_at IS NULL AND EXISTS (
+        SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_id AND o.step = v_new.waiting_for
+           AND o.state <> 'ambiguous' AND NOT (o.state IN ('ready', 'failed_retryable') AND o.due_at IS NULL)) THEN
+        -- What it is about to wait for has happened while it was still held, and woke nobody: it goes on at once.
+        v_new.due_at := v_now;
     END IF;
     UPDATE reconciliation_run r SET
         state = v_new.state, version = v_new.version, generation = v_new.generation,
