@@ -282,7 +282,7 @@ def dispatch(operation: Operation, entries: Iterable[JournalEntry] = ()) -> Disp
         return Dispatch("under_way", "Being sent", "An attempt may be in flight under a live lease.")
     if operation.state in TERMINAL or not operation.unknown_attempts:
         return _settled(operation)
-    return _unknown(list(entries))
+    return _unknown(list(entries), money_moves=operation.amount_minor is not None)
 
 
 def _settled(operation: Operation) -> Dispatch:
@@ -296,7 +296,8 @@ def _settled(operation: Operation) -> Dispatch:
     return Dispatch("answered", "Not applied", "Every attempt is proven not to have been applied.")
 
 
-def _unknown(entries: list[JournalEntry]) -> Dispatch:
+def _unknown(entries: list[JournalEntry], *, money_moves: bool) -> Dispatch:
+    what = "The money" if money_moves else "The effect"
     verdicts = {str(facts(entry).get("verdict", "")) for entry in entries if entry.kind == "finding"}
     kinds = {entry.kind for entry in entries}
     if verdicts & {Verdict.MISMATCH, Verdict.SEVERAL, Verdict.REMOVED} or (
@@ -307,7 +308,7 @@ def _unknown(entries: list[JournalEntry]) -> Dispatch:
         return Dispatch(
             "answered_not_recorded", "Answered, not recorded", "An answer came and is kept; it settled nothing yet."
         )
-    return Dispatch("no_answer", "Sent, no answer", "The effect may have happened.")
+    return Dispatch("no_answer", "Sent, no answer", f"{what} may have {'moved' if money_moves else 'happened'}.")
 
 
 def lede(operation: Operation, entries: Iterable[JournalEntry], *, clock: Clock) -> str:
@@ -315,7 +316,9 @@ def lede(operation: Operation, entries: Iterable[JournalEntry], *, clock: Clock)
     known = list(entries)
     parts = [_sending(operation, known, clock), _looking(operation, known)]
     if operation.escalated_at:
-        parts.append(f"Automation stopped at {clock(operation.escalated_at)}: {reason(operation.escalation_reason)}.")
+        told = operation.escalation_reason in ("mismatch", "several_candidates", "removed_since")
+        why = "" if told else f": {reason(operation.escalation_reason)}"
+        parts.append(f"Automation stopped at {clock(operation.escalated_at)}{why}.")
     if operation.state == State.SUCCEEDED and operation.settled_at:
         parts.append(f"Settled at {clock(operation.settled_at)}, on {BASES.get(operation.basis, 'record')}.")
     return " ".join(part for part in parts if part)
@@ -344,15 +347,14 @@ def _looking(operation: Operation, entries: list[JournalEntry]) -> str:
     newest = max(findings, key=lambda entry: entry.pk)
     verdict = FINDINGS.get(str(facts(newest).get("verdict")), "no verdict")
     count = max(operation.look_ups, len(findings))
-    return f"{count} {'look-up' if count == 1 else 'look-ups'}; the newest: {verdict}."
+    return f"Looked up once: {verdict}." if count == 1 else f"Looked up {count} times, the last time: {verdict}."
 
 
 def observed(entry: JournalEntry) -> tuple[str, str]:
     """A journal entry as (glyph, sentence)."""
     data = facts(entry)
     number = f" {entry.attempt}" if entry.attempt is not None else ""
-    said = str(data.get("sentence") or data.get("note") or "")
-    tail = f" {said}" if said else ""
+    tail = _told(str(data.get("sentence") or data.get("note") or ""))
     match entry.kind:
         case "attempt_started":
             return "→", f"Attempt{number} starts{_by(entry)}.{tail}"
@@ -382,8 +384,17 @@ def observed(entry: JournalEntry) -> tuple[str, str]:
     return "·", f"{entry.kind.replace('_', ' ').capitalize()}{_by(entry)}.{tail}"
 
 
+def _told(text: str) -> str:
+    """Somebody else's words as a sentence behind ours."""
+    text = text.strip()
+    return f" {text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
+
+
 def _by(entry: JournalEntry) -> str:
     return f" by {entry.observer}" if entry.observer else ""
+
+
+_SEEN = ("mismatch", "several_candidates", "removed_since", "seen_before_and_gone")
 
 
 def same_key(operation: Operation, spec: ActionSpec | None, *, now: datetime) -> str:
@@ -394,6 +405,8 @@ def same_key(operation: Operation, spec: ActionSpec | None, *, now: datetime) ->
         if spec is not None and spec.repeat in (Repeat.NATURAL, Repeat.READ):
             return "safe: twice is once"
         return "not sent yet" if operation.attempts == 0 else "none: would send again"
+    if operation.sighted or operation.escalation_reason in _SEEN:
+        return "not offered: it was seen there"
     if operation.same_key_until <= now:
         return f"over since {duration(now - operation.same_key_until)}"
     return f"safe for {duration(operation.same_key_until - now)}"
@@ -402,6 +415,8 @@ def same_key(operation: Operation, spec: ActionSpec | None, *, now: datetime) ->
 def share_left(operation: Operation, *, now: datetime) -> int | None:
     """Per cent of the same-key time that is left; None where there is no such time."""
     if operation.same_key_until is None or operation.first_sent_at is None or operation.state in TERMINAL:
+        return None
+    if operation.sighted or operation.escalation_reason in _SEEN:
         return None
     whole = (operation.same_key_until - operation.first_sent_at).total_seconds()
     left = (operation.same_key_until - now).total_seconds()
@@ -438,7 +453,9 @@ def deadlines(operation: Operation, spec: ActionSpec | None) -> list[Deadline]:
     return sorted(found, key=lambda each: each.at)
 
 
-def known(operation: Operation, entries: Iterable[JournalEntry], *, now: datetime) -> tuple[str, str, bool]:
+def known(
+    operation: Operation, entries: Iterable[JournalEntry], spec: ActionSpec | None, *, now: datetime
+) -> tuple[str, str, bool]:
     """What a list says of an operation: (what is known, a detail, whether it contradicts what was asked).
 
     `entries` holds the newest entry of each kind, or more.
@@ -450,11 +467,23 @@ def known(operation: Operation, entries: Iterable[JournalEntry], *, now: datetim
     finding = newest.get("finding")
     verdict = str(facts(finding).get("verdict", "")) if finding else ""
     if verdict in (Verdict.MISMATCH, Verdict.SEVERAL, Verdict.REMOVED) and operation.state not in TERMINAL:
-        effect = str(facts(finding).get("provider_operation_id") or "") if finding else ""
-        note = str(facts(finding).get("note") or "") if finding else ""
-        return FINDINGS[verdict].capitalize(), " · ".join(part for part in (effect, note) if part), True
+        data = facts(finding) if finding else {}
+        told = (str(data.get("provider_operation_id") or ""), str(data.get("note") or ""))
+        title = _other_amount(operation, spec, data) or FINDINGS[verdict].capitalize()
+        return title, " · ".join(part for part in told if part), True
     title = dispatch(operation, newest.values()).title
     return title, _detail(operation, verdict, now), False
+
+
+def _other_amount(operation: Operation, spec: ActionSpec | None, data: Json) -> str:
+    """ "Found 60.00 USD, asked 600.00 USD", where money is what differs."""
+    if spec is None or spec.money is None or operation.amount_minor is None:
+        return ""
+    seen = (data.get("observed") or {}).get(spec.compare.get(spec.money[0], spec.money[0]))
+    if type(seen) is not int or seen == operation.amount_minor:
+        return ""
+    found, asked = (money(minor, operation.currency) for minor in (seen, operation.amount_minor))
+    return f"Found {found}, asked {asked}"
 
 
 def _detail(operation: Operation, verdict: str, now: datetime) -> str:

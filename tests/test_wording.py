@@ -1,0 +1,247 @@
+"""What people read, from rows that no database has seen."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from console.templatetags.words import seen, seen_plain
+from reconciliation import wording
+from reconciliation.models import JournalEntry, Operation
+from reconciliation.providers.base import ActionSpec, Repeat
+from reconciliation.states import RunState, State
+
+NOW = datetime(2026, 11, 29, 14, 31, tzinfo=UTC)
+SPEC = ActionSpec(
+    repeat=Repeat.KEYED,
+    headline="Refund {amount} for order {order}",
+    money=("amount", "currency"),
+    compare={"order": "order", "amount": "total", "card": "card"},
+)
+
+
+def operation(**columns):
+    facts = {"provider": "pay", "action": "refund.create", "business_object": "1002", "step": "issue_refund"}
+    facts |= {"request_shown": '{"order":"1002","amount":4200,"currency":"USD"}', "amount_minor": 4200}
+    facts |= {"currency": "USD", "state": "ambiguous", "attempts": 1, "unknown_attempts": [1]}
+    facts |= {"first_sent_at": NOW - timedelta(minutes=28), "last_sent_at": NOW - timedelta(minutes=28)}
+    return Operation(**facts | columns)
+
+
+def entry(kind, pk=1, **data):
+    import json
+
+    return JournalEntry(pk=pk, kind=kind, at=NOW - timedelta(minutes=pk), attempt=1, data=json.dumps(data))
+
+
+def at(moment):
+    return f"{moment:%H:%M:%S}"
+
+
+@pytest.mark.parametrize(
+    ("minor", "currency", "written"),
+    [
+        (4200, "USD", "42.00 USD"),
+        (5, "USD", "0.05 USD"),
+        (-5, "EUR", "-0.05 EUR"),
+        (0, "USD", "0.00 USD"),
+        (128400, "USD", "1,284.00 USD"),
+        (4200, "JPY", "4,200 JPY"),
+        (-300, "KRW", "-300 KRW"),
+        (1234567, "KWD", "1,234.567 KWD"),
+        (1, "BHD", "0.001 BHD"),
+        (12345, "CLF", "1.2345 CLF"),
+        (4200, "usd", "42.00 usd"),
+        (4200, "", "42.00"),
+    ],
+)
+def test_money_is_written_from_minor_units(minor, currency, written):
+    assert wording.money(minor, currency) == written
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (3600, "1 h 00 m"),
+        (7500, "2 h 05 m"),
+        (86399, "23 h 59 m"),
+        (86400, "1 d 0 h"),
+        (273600, "3 d 4 h"),
+        (-7500, "2 h 05 m"),
+    ],
+)
+def test_durations_are_rounded_down_to_two_units(seconds, written):
+    assert wording.duration(timedelta(seconds=seconds)) == written
+
+
+def test_the_headline_is_one_sentence_from_the_data():
+    assert wording.headline(operation(), SPEC) == "Refund 42.00 USD for order 1002"
+
+
+def test_a_hidden_field_leaves_its_name_in_the_headline():
+    bare = operation(request_shown="{}", amount_minor=None)
+    assert wording.headline(bare, SPEC) == "Refund (amount hidden) for order (order hidden)"
+
+
+def test_without_a_spec_the_headline_is_plain():
+    assert wording.headline(operation(), None) == "pay refund.create 42.00 USD for 1002"
+
+
+def test_an_undo_says_what_it_undoes():
+    assert wording.headline(operation(step="undo:create_label"), SPEC).endswith("(undo of create_label)")
+
+
+def test_the_lede_tells_what_happened_in_order():
+    told = wording.lede(
+        operation(
+            escalated_at=NOW,
+            escalation_reason="no_conclusive_answer",
+            look_ups=3,
+        ),
+        [entry("lease_expired", 2, owner="w-3"), entry("finding", 3, verdict="cannot_tell")],
+        clock=at,
+    )
+    assert told == (
+        "Sent at 14:03:00, no answer; worker w-3 lost by 14:29:00. Looked up 3 times, the last time: cannot tell. "
+        "Automation stopped at 14:31:00: no look-up gave a conclusive answer in time."
+    )
+
+
+def test_what_was_never_sent_is_said_to_be_so():
+    fresh = operation(state="ready", attempts=0, unknown_attempts=[], first_sent_at=None, last_sent_at=None)
+    assert wording.lede(fresh, [], clock=at) == "Recorded; nothing was ever sent."
+    assert wording.dispatch(fresh).code == "never_sent"
+
+
+@pytest.mark.parametrize(
+    ("columns", "entries", "code"),
+    [
+        ({}, [], "no_answer"),
+        ({}, [entry("no_answer", error_class="unknown")], "no_answer"),
+        ({}, [entry("late_report")], "answered_not_recorded"),
+        ({}, [entry("finding", verdict="mismatch")], "contradictory"),
+        ({}, [entry("finding", verdict="several")], "contradictory"),
+        ({}, [entry("finding", 1, verdict="found"), entry("finding", 2, verdict="absent")], "contradictory"),
+        ({"state": "pending"}, [], "under_way"),
+        ({"state": "succeeded", "unknown_attempts": [], "basis": "receipt"}, [], "answered"),
+        ({"state": "failed_terminal", "unknown_attempts": [1], "basis": "asserted"}, [], "asserted"),
+        ({"state": "terminated"}, [], "no_answer"),
+        ({"state": "failed_retryable", "unknown_attempts": []}, [], "answered"),
+    ],
+)
+def test_the_dispatch_verdict(columns, entries, code):
+    assert wording.dispatch(operation(**columns), entries).code == code
+
+
+def test_a_rejection_of_attempt_two_never_reads_as_not_applied():
+    told = wording.dispatch(
+        operation(attempts=2), [entry("no_answer"), entry("not_applied", 2, error_class="rejected")]
+    )
+    assert told.title == "Sent, no answer"
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"same_key_until": NOW + timedelta(hours=2, minutes=5)}, "safe for 2 h 05 m"),
+        ({"same_key_until": NOW - timedelta(minutes=5)}, "over since 5 min"),
+        ({"same_key_until": None}, "none: would send again"),
+        ({"same_key_until": NOW + timedelta(hours=2), "sighted": True}, "not offered: it was seen there"),
+        ({"state": "succeeded"}, "settled"),
+    ],
+)
+def test_how_long_the_same_key_is_safe(columns, says):
+    assert wording.same_key(operation(**columns), SPEC, now=NOW) == says
+
+
+def test_what_may_be_done_twice_needs_no_key():
+    natural = ActionSpec(repeat=Repeat.NATURAL)
+    assert wording.same_key(operation(same_key_until=None), natural, now=NOW) == "safe: twice is once"
+
+
+def test_asked_and_found_are_compared_field_by_field():
+    rows = wording.comparison(
+        operation(),
+        SPEC,
+        hidden=("card",),
+        seen={"order": "1002", "total": 420, "status": "settled"},
+        judged={"order": "same", "amount": "differs", "card": "same"},
+    )
+    assert [(row.name, row.asked, row.found, row.same) for row in rows] == [
+        ("order", "1002", "1002", True),
+        ("amount", "42.00 USD", "4.20 USD", False),
+        ("card", "hidden", "hidden", True),
+        ("currency", "USD", "", None),
+        ("status", "", "settled", None),
+    ]
+
+
+def test_where_nothing_was_seen_nothing_is_said_to_be_the_same():
+    rows = wording.comparison(operation(), SPEC, hidden=(), seen=None, judged={"order": "same"})
+    assert {row.same for row in rows} == {None}
+
+
+def test_every_state_has_a_glyph_and_a_word():
+    labels = [wording.state_label(state) for state in State] + [wording.run_label(state) for state in RunState]
+    assert all(label.glyph and label.word for label in labels)
+    assert wording.state_label("ambiguous", escalated=True).word == "escalated"
+
+
+def test_the_reason_codes_that_the_ledger_writes_have_sentences():
+    """Every code in the sources that ends an attempt, a look-up or a press."""
+    import re
+    from pathlib import Path
+
+    sources = "".join(path.read_text() for path in Path(wording.__file__).parent.glob("*.py"))
+    codes = set(re.findall(r"(?:reason_code|escalation_reason)\"?[:=] ?\"([a-z_]+)\"", sources))
+    codes |= set(re.findall(r"(?:fact\(|reason=|escalate=|_look_again\(evidence, |code=)\"([a-z_]+)\"", sources))
+    assert len(codes) > 25
+    assert codes - set(wording.REASONS) == set()
+
+
+def test_some_words_are_never_used():
+    from pathlib import Path
+
+    root = Path(wording.__file__).resolve().parent.parent
+    texts = [Path(wording.__file__), *root.glob("templates/**/*.html"), *root.glob("console/**/*.py")]
+    for path in texts:
+        words = path.read_text().lower()
+        assert "successfully" not in words, path
+        if path.suffix == ".html":
+            assert "rollback" not in words, path
+
+
+def test_journal_entries_are_told_in_sentences():
+    assert wording.observed(entry("finding", verdict="found", source="by_key", provider_operation_id="re_1"))[1] == (
+        "Look-up by key: found (re_1)."
+    )
+    assert wording.observed(entry("no_answer", error_class="unknown", sentence="connection reset"))[1] == (
+        "Attempt 1: no answer that proves anything (no answer). Connection reset."
+    )
+    assert wording.observed(entry("something_new"))[1] == "Something new."
+
+
+def test_a_broken_journal_entry_breaks_no_page():
+    broken = JournalEntry(kind="finding", data="{not json", at=NOW)
+    assert wording.facts(broken) == {}
+    assert wording.observed(broken)[1].startswith("Look-up")
+
+
+# Characters that lie
+
+
+@pytest.mark.parametrize(
+    "character", ["\u202e", "\u2066", "\u200b", "\u00ad", "\ufeff", "\x00", "\x1b", "\u2028", "\u3164"]
+)
+def test_a_character_that_hides_or_turns_is_shown_as_its_code_point(character):
+    assert seen(f"a{character}b") == f'a<span class="cp">U+{ord(character):04X}</span>b'
+    assert seen_plain(f"a{character}b") == f"a[U+{ord(character):04X}]b"
+
+
+def test_other_scripts_and_markup_come_out_as_they_are():
+    assert seen("Zürich, 東京, שלום, <b>&") == "Zürich, 東京, שלום, &lt;b&gt;&amp;"
+    assert seen(None) == ""
+    assert seen("one\ntwo") == 'one<span class="cp">↵</span>\ntwo'
