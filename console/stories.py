@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -71,7 +72,9 @@ def _observed(entry: JournalEntry) -> Moment:
 def decided_moment(entry: Entry) -> Moment:
     """An audit entry as a line: what moved, by whom, why."""
     opened = {opening.field: opening.value for opening in entry.openings.all()}
-    moved = f"{_state(entry.from_state)} → {_state(entry.to_state)}" if entry.from_state != entry.to_state else ""
+    words = wording.RUN_LABELS if entry.subject.startswith("run:") else wording.LABELS
+    moved = f"{_state(entry.from_state, words)} → {_state(entry.to_state, words)}"
+    moved = moved if entry.from_state != entry.to_state else ""
     event = "" if entry.event == "transition" else entry.event.replace("_", " ")
     return Moment(
         at=entry.at,
@@ -98,8 +101,10 @@ def details_of(entry: Entry) -> dict[str, Any]:
     return body
 
 
-def _state(state: str | None) -> str:
-    return "new" if state is None else wording.state_label(state).word
+def _state(state: str | None, words: Mapping[str, wording.Label]) -> str:
+    if state is None:
+        return "none"
+    return words[state].word if state in words else state.replace("_", " ")
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
 from audit.log import Fact
 from console import access
 from console.models import Tenant
-from reconciliation import sealing, transition
+from reconciliation import registry, sealing, transition
 from reconciliation.actors import Actor
 from reconciliation.models import Operation, Run
+from reconciliation.providers.base import ActionSpec, Call, Finding, Receipt, Repeat, Source, Verdict
 from reconciliation.transition import Observed
 
 ROLES = {"op_ann": "operator", "op_bob": "operator", "ap_cleo": "approver", "au_dan": "auditor", "vi_eve": "viewer"}
@@ -193,3 +196,64 @@ def run_stands(made: Run, state: str, **patch: Any) -> Run:
 
 def _fact(code: str) -> Fact:
     return Fact(actor="system:tests", actor_kind="system", reason_code=code)
+
+
+class Till:
+    """A provider inside the test's process: it answers what the test tells it to, and counts what reached it."""
+
+    name, account = "pay", "main"
+    actions = {
+        "refund.create": ActionSpec(
+            repeat=Repeat.KEYED,
+            key_retention=timedelta(days=1),
+            settles_after=timedelta(seconds=5),
+            absence_is_proof=True,
+            volatile=("sent_from",),
+            shown=("id", "order", "amount", "currency", "status"),
+            compare={"order": "order", "amount": "amount", "currency": "currency"},
+            headline="Refund {amount} for order {order}",
+            money=("amount", "currency"),
+        )
+    }
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.sent: list[Call] = []
+        self.asked: list[Call] = []
+        self.shows: Finding = Finding(verdict=Verdict.CANNOT_TELL, source=Source.BY_KEY)
+
+    def perform(self, call: Call) -> Receipt:
+        self.sent.append(call)
+        return Receipt(provider_operation_id=f"re_{len(self.sent)}", observed=dict(call.request))
+
+    def look_up(self, call: Call) -> Finding:
+        self.asked.append(call)
+        return self.shows
+
+    def shows_found(self, operation: Operation, **differs: Any) -> None:
+        """From now on it shows the refund of `operation`."""
+        seen = {"id": "re_77", "order": operation.business_object, "amount": operation.amount_minor}
+        seen |= {"currency": operation.currency, "status": "settled"} | differs
+        self.shows = Finding(
+            verdict=Verdict.FOUND,
+            source=Source.BY_KEY,
+            provider_operation_id="re_77",
+            observed=seen,
+            authoritative=True,
+            complete=True,
+        )
+
+
+TILL = Till()
+
+
+@pytest.fixture
+def till(settings: Any) -> Iterator[Till]:
+    """The provider `pay`, and no other, as this process knows it."""
+    settings.AFTERCALL_PROVIDERS = ["tests.cast.TILL"]
+    registry.forget()
+    TILL.reset()
+    yield TILL
+    registry.forget()

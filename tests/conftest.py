@@ -12,6 +12,7 @@ from django.db import connections
 
 from console import embedded
 from tests import database
+from tests.cast import till  # noqa: F401 - fixtures
 from tests.nursery import desk, nursery  # noqa: F401 - fixtures
 from tests.world import whole_world, world  # noqa: F401 - fixtures
 

@@ -54,8 +54,10 @@ def clock(at: datetime | None) -> str:
     if at is None:
         return ""
     local = timezone.localtime(at)
-    same_day = local.date() == timezone.localdate()
-    return date_format(local, "H:i:s" if same_day else "j M Y H:i:s")
+    today = timezone.localdate()
+    if local.date() == today:
+        return date_format(local, "H:i:s")
+    return date_format(local, "j M H:i:s" if local.year == today.year else "j M Y H:i:s")
 
 
 @register.filter

@@ -89,7 +89,7 @@ def _listed(request: HttpRequest, own: Any, tenants: list[str]) -> dict[str, Any
         "sort": request.GET.get("sort", "urgent"),
         "sorts": SORTS,
         "page": page,
-        "groups": _groups(rows) if tab.by_urgency else [Group("", rows)],
+        "groups": _groups(rows, titled=tab.by_urgency),
         "tenants": tenants,
     }
 
@@ -209,7 +209,7 @@ def _newest_entries(operations: list[Operation]) -> dict[int, list[JournalEntry]
 
 def _row(operation: Operation, entries: list[JournalEntry], *, now: datetime) -> Row:
     spec = spec_of(operation)
-    known, detail, differs = wording.known(operation, entries, now=now)
+    known, detail, differs = wording.known(operation, entries, spec, now=now)
     return Row(
         operation=operation,
         label=wording.state_label(operation.state, escalated=operation.escalated_at is not None),
@@ -244,13 +244,13 @@ class Group:
         return [wording.money(minor, currency) for currency, minor in sorted(sums.items())]
 
 
-def _groups(rows: list[Row]) -> list[Group]:
+def _groups(rows: list[Row], *, titled: bool = True) -> list[Group]:
     """The page's rows by kind of trouble; the kind with the most urgent row first. No titles where none repeats."""
     kinds: dict[str, list[Row]] = {}
     for row in rows:
         operation = row.operation
         title = f"{operation.provider} · {operation.action} · {wording.error(operation.error_class)}"
         kinds.setdefault(title, []).append(row)
-    if all(len(same) == 1 for same in kinds.values()):
+    if not titled or all(len(same) == 1 for same in kinds.values()):
         return [Group("", rows)] if rows else []
     return [Group(title, same) for title, same in kinds.items()]
