@@ -79,7 +79,7 @@ def _check_part(name: str, value: Any) -> None:
         raise InvalidField(
             name, "must be text" + (", a whole number or a boolean" if name == "business_object" else "")
         )
-    if not value.strip():
+    if not any(c.isprintable() and not c.isspace() for c in value):
         raise InvalidField(name, "is blank; it must name something")
     if len(value) > LONGEST:
         raise InvalidField(name, f"is longer than {LONGEST} characters")

@@ -14,6 +14,7 @@ from console import embedded
 from tests import database
 from tests.cast import till  # noqa: F401 - fixtures
 from tests.nursery import desk, nursery  # noqa: F401 - fixtures
+from tests.scripted import clerk, shop  # noqa: F401 - fixtures
 from tests.world import whole_world, world  # noqa: F401 - fixtures
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
