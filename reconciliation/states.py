@@ -188,3 +188,20 @@ def allowed(kind: Kind, source: str | None, target: str) -> bool:
 def targets(kind: Kind, source: str) -> tuple[Move, ...]:
     """The moves that lead away from `source`, in the table's order."""
     return tuple(m for m in MOVES if m.kind == kind and m.source == source)
+
+
+def drawn() -> str:
+    """The table in Markdown, as docs/states.md shows it."""
+    return "\n\n".join(_drawn(kind, title) for kind, title in _TITLES.items()) + "\n"
+
+
+_TITLES = {Kind.OPERATION: "Operations", Kind.RUN: "Runs"}
+
+
+def _drawn(kind: Kind, title: str) -> str:
+    rows = [f"| {_named(m.source)} | {_named(m.target)} | {m.when} |" for m in MOVES if m.kind == kind]
+    return "\n".join([f"### {title}", "", "| from | to | when |", "|---|---|---|", *rows])
+
+
+def _named(state: str | None) -> str:
+    return f"`{state}`" if state else "(new)"

@@ -234,6 +234,11 @@ DECLARE
         "escalation_reason": "", "reason_code": "", "input_shown": "{}", "input_sealed": "", "requested_by": "",
         "on_behalf_of": ""}';
 BEGIN
+    IF NOT EXISTS (SELECT 1 FROM reconciliation_move m
+                   WHERE m.kind = 'run' AND m.source = '' AND m.target = p_row->>'state') THEN
+        RETURN QUERY SELECT 'not_in_table'::text, NULL::bigint, v_now, ''::text;
+        RETURN;
+    END IF;
     v_new := jsonb_populate_record(NULL::reconciliation_run, v_blank || p_row || ledger_patch(
         NULL, jsonb_build_object('created_at', v_now, 'updated_at', v_now), p_after, NULL, v_now));
     v_new.id := nextval(pg_get_serial_sequence('reconciliation_run', 'id'));

@@ -1,0 +1,177 @@
+"""The transition table: as drawn in the design, as the database guards it, as the docs show it."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from audit import log
+from audit.log import Fact
+from reconciliation import states, transition
+from reconciliation.models import AllowedMove
+from reconciliation.states import MOVES, PAIRS, RUN_TERMINAL, Kind, RunState, State, Subject
+from reconciliation.transition import NotInTable
+
+DOC = Path(__file__).resolve().parent.parent / "docs" / "states.md"
+FACT = Fact(actor="system:test", actor_kind="system", reason_code="tried")
+
+# The drawing in the design, as it stands there.
+DRAWN = {
+    None: {"ready", "awaiting_approval", "pending"},
+    "awaiting_approval": {"ready", "pending", "failed_terminal", "terminated"},
+    "ready": {"pending", "awaiting_approval", "failed_terminal", "terminated"},
+    "failed_retryable": {"pending", "awaiting_approval", "failed_terminal", "terminated"},
+    "pending": {"succeeded", "failed_retryable", "failed_terminal", "ambiguous", "awaiting_approval"},
+    "ambiguous": {"succeeded", "failed_retryable", "failed_terminal", "pending", "terminated"},
+    "failed_terminal": {"succeeded"},
+    "terminated": {"succeeded"},
+    "succeeded": set(),
+}
+
+
+def test_the_table_is_the_drawing():
+    table = {
+        source: {m.target for m in MOVES if m.kind is Kind.OPERATION and m.source == source}
+        for source in (None, *State)
+    }
+    assert table == DRAWN
+
+
+def test_the_database_has_the_same_pairs_and_no_others(ledger_db):
+    loaded = {(m.kind, m.source or None, m.target) for m in AllowedMove.objects.all()}
+    assert loaded == PAIRS
+
+
+def test_every_state_can_be_reached_and_every_move_is_told_once():
+    assert {m.target for m in MOVES if m.kind is Kind.OPERATION} == set(State)
+    assert {m.target for m in MOVES if m.kind is Kind.RUN} == set(RunState)
+    assert len(PAIRS) == len(MOVES)
+    assert all(m.when for m in MOVES)
+
+
+def test_nothing_unknown_or_settled_goes_back_to_being_never_sent():
+    sent = set(State) - {State.READY, State.AWAITING_APPROVAL}
+    assert not [m for m in MOVES if m.source in sent and m.target == State.READY]
+
+
+def test_a_run_that_has_ended_moves_no_more():
+    assert not [m for m in MOVES if m.kind is Kind.RUN and m.source in RUN_TERMINAL]
+
+
+def put(superuser, table, columns):
+    """A row in some state, behind every guard."""
+    names = ", ".join(columns)
+    marks = ", ".join(["%s"] * len(columns))
+    superuser.execute("SET session_replication_role = replica")
+    statement = f"INSERT INTO {table} ({names}) VALUES ({marks}) RETURNING id"
+    return superuser.execute(statement, list(columns.values())).fetchone()[0]
+
+
+def operation_in(superuser, state):
+    times = {name: "2026-01-01Z" for name in ("created_at", "updated_at")}
+    texts = dict.fromkeys(
+        "lease_owner error_class reason_code escalation_reason provider_operation_id effect_id result_shown "
+        "result_sealed requested_by on_behalf_of currency request_sealed".split(), "",
+    )  # fmt: skip
+    numbers = dict.fromkeys("attempts absent_reads absences look_ups identical_replays cost_minor".split(), 0)
+    leased = {"lease_until": "2027-01-01Z", "claim_nonce": "00000000-0000-4000-8000-000000000000"}
+    return put(superuser, "reconciliation_operation", {
+        "tenant": "acme", "workflow_type": "w", "workflow_id": "1", "step": "s", "business_object": "o",
+        "intent_version": 1, "lineage": b"0" * 32, "key": "k", "execution": "aftercall", "provider": "desk",
+        "account": "main", "action": "keyed", "fingerprint": "f", "request_shown": "{}", "state": state, "version": 1,
+        "generation": 1, "unknown_attempts": [], "sighted": False, "due_at": "2027-01-01Z",
+        "basis": "receipt" if state == "succeeded" else "", **times, **texts, **numbers,
+        **(leased if state == "pending" else {}),
+    })  # fmt: skip
+
+
+def run_in(superuser, state):
+    texts = dict.fromkeys(
+        "lease_owner waiting_for escalation_reason reason_code input_sealed requested_by on_behalf_of".split(), ""
+    )
+    return put(superuser, "reconciliation_run", {
+        "tenant": "acme", "workflow_type": "w", "workflow_id": "1", "workflow_version": 1, "business_object": "o",
+        "state": state, "version": 1, "generation": 1, "input_shown": "{}", "input_fingerprint": "f",
+        "created_at": "2026-01-01Z", "updated_at": "2026-01-01Z", **texts,
+        "lease_until": "2027-01-01Z" if state == "running" else None,
+    })  # fmt: skip
+
+
+def drop(superuser, table):
+    superuser.execute(f"DELETE FROM {table}")
+
+
+NEEDED = {
+    "operation:pending": {"lease_until": 60, "due_at": 60},
+    "operation:ambiguous": {"due_at": 60},
+    "run:running": {"lease_until": 60},
+}
+NONCE = {"claim_nonce": "00000000-0000-4000-8000-000000000001", "basis": "receipt"}
+
+
+def answers(superuser, kind, table, put_in, all_states):
+    """For each pair of states: whether the database made the move."""
+    made = {}
+    for source, target in product(all_states, all_states):
+        subject = Subject(kind, put_in(superuser, source))
+        patch = NONCE if kind is Kind.OPERATION else {}
+        after = NEEDED.get(f"{kind}:{target}")
+        try:
+            transition.transition(subject, to=target, version=1, patch=patch, after=after, fact=FACT)
+            made[source, target] = True
+        except NotInTable as refused:
+            assert (refused.source, refused.target, refused.pk) == (source, target, subject.pk)
+            made[source, target] = False
+        drop(superuser, table)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "put_in", "all_states"),
+    [
+        (Kind.OPERATION, "reconciliation_operation", operation_in, State),
+        (Kind.RUN, "reconciliation_run", run_in, RunState),
+    ],
+)
+def test_the_database_makes_every_move_of_the_table_and_refuses_every_other(
+    superuser_connection, kind, table, put_in, all_states
+):
+    made = answers(superuser_connection, kind, table, put_in, [str(s) for s in all_states])
+    assert made == {(a, b): (kind, a, b) in PAIRS for a, b in made}
+
+
+def birth_of_an_operation(state):
+    with transition.connections["default"].cursor() as cursor:
+        body, _ = log.body(FACT)
+        row = '{"lineage": "\\\\x00", "intent_version": 1, "state": "%s"}' % state
+        cursor.execute("SELECT verdict FROM ledger_open(%s, NULL, '[]', %s, NULL, NULL)", [row, body])
+        return cursor.fetchone()[0]
+
+
+@pytest.mark.parametrize("state", sorted(set(State) - {m.target for m in MOVES if m.source is None}))
+def test_an_operation_is_not_born_in_a_later_state(ledger_db, state):
+    assert birth_of_an_operation(state) == "not_in_table"
+
+
+@pytest.mark.parametrize("state", sorted(set(RunState) - {RunState.PENDING}))
+def test_a_run_is_not_born_in_a_later_state(ledger_db, state):
+    row = {"tenant": "acme", "workflow_type": "w", "workflow_id": "1", "workflow_version": 1, "business_object": "o",
+           "input_fingerprint": "f", "state": state}  # fmt: skip
+    with pytest.raises(NotInTable):
+        transition.open_run(row=row, after={}, fact=FACT)
+
+
+def test_a_move_names_the_version_or_the_generation_on_which_it_rests(ledger_db):
+    with pytest.raises(ValueError, match="version"):
+        transition.transition(Subject(Kind.OPERATION, 1), to=State.TERMINATED, fact=FACT)
+    with pytest.raises(ValueError, match="version"):
+        transition.transition(Subject(Kind.OPERATION, 1), to=State.TERMINATED, generation=1, fact=FACT)
+
+
+def test_a_move_of_what_is_not_there_says_so(ledger_db):
+    with pytest.raises(transition.Gone, match="operation 7: new -> terminated: There is no such row"):
+        transition.transition(Subject(Kind.OPERATION, 7), to=State.TERMINATED, version=1, fact=FACT)
+
+
+def test_the_docs_show_the_table_as_it_is():
+    assert states.drawn() in DOC.read_text()
