@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -101,3 +102,12 @@ def _text(text: str, known: tuple[str, ...]) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
+def fault(error: BaseException) -> dict[str, str]:
+    """What a log may say of an exception: its class and where it was raised, never its text."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame else ""
+    return {"error": type(error).__name__, "at": place}
