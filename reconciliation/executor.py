@@ -26,12 +26,13 @@ from django.db import (
     connections,
 )
 
-from . import keys, policy, registry, sealing, settlement, spool, transition, workers
+from . import keys, policy, registry, sealing, settlement, spool, storable, transition, workers
 from .actors import Actor
 from .keys import Identity, InvalidField
 from .models import JournalEntry, Operation
 from .policy import boot_seconds
-from .providers.base import ActionSpec, Call, Json, NotSent, Provider, Receipt, Repeat
+from .providers.base import ActionSpec, Call, Json, NotSent, OutcomeUnknown, Provider, Receipt, Repeat
+from .scrub import fault
 from .settlement import Judged
 from .states import Kind, State, Subject
 from .transition import Moved, Observed, TransitionRefused
@@ -107,8 +108,8 @@ class Outcome:
         """succeeded | failed | unknown | not_sent, as far as it is known."""
         if self.state is State.SUCCEEDED:
             return "succeeded"
-        if self.state is State.FAILED_TERMINAL:
-            return "failed"
+        if self.state in (State.FAILED_TERMINAL, State.FAILED_RETRYABLE):
+            return "failed"  # proof of no effect; `state` says whether it will be tried again
         return "not_sent" if self.state in (State.READY, State.AWAITING_APPROVAL) else "unknown"
 
 
@@ -265,7 +266,7 @@ def attempt_again(operation: Operation, *, actor: Actor, reason: str = "", held:
     """
     try:
         claim = claim_again(operation, actor=actor, reason=reason, held=held)
-    except transition.KeyForgotten as refusal:
+    except (transition.KeyForgotten, transition.NewerSent) as refusal:
         _call_a_person(operation, refusal, actor)
         raise
     return dispatch(claim)
@@ -290,7 +291,7 @@ def _guards(operation: Operation, spec: ActionSpec, actor: Actor) -> list[str]:
     guards = [] if actor.kind == "person" or operation.state == State.AMBIGUOUS else ["due"]
     if spec.repeat is Repeat.KEYED and operation.first_sent_at is not None:
         guards.append("same_key")
-    if spec.repeat is Repeat.NATURAL and operation.state == State.AMBIGUOUS:
+    if spec.repeat is Repeat.NATURAL and operation.first_sent_at is not None:
         guards.append("no_newer")
     return guards
 
@@ -300,6 +301,7 @@ def claim_again(operation: Operation, *, actor: Actor, reason: str = "", held: H
     _outside_transactions()
     _on_record()
     spec = registry.spec(operation.provider, operation.action)
+    request = operation.request  # opened before the claim: what cannot be read must not cost an attempt
     nonce, started = uuid4(), boot_seconds()
     attempt, generation = operation.attempts + 1, operation.generation + 1
     columns, after = _lease(spec, attempt=attempt, generation=generation, nonce=nonce)
@@ -330,7 +332,7 @@ def claim_again(operation: Operation, *, actor: Actor, reason: str = "", held: H
         action=operation.action,
         spec=spec,
         key=operation.key,
-        request=operation.request,
+        request=request,
         unknown=tuple(operation.unknown_attempts),
         identical_replays=operation.identical_replays,
         last_error=operation.error_class,
@@ -420,8 +422,8 @@ def _judge(claim: Claim, answer: Receipt | Exception) -> Judged:
     """An answer that cannot be read says nothing about the effect, and must not take its attempt down with it."""
     try:
         return settlement.judge(claim, answer)
-    except Exception:
-        log.exception("answer_unreadable", operation=claim.subject.pk, attempt=claim.attempt)
+    except Exception as error:
+        log.error("answer_unreadable", operation=claim.subject.pk, attempt=claim.attempt, **fault(error))
         return settlement.unreadable(claim)
 
 
@@ -429,7 +431,10 @@ def _send(claim: Claim) -> Receipt | Exception:
     if boot_seconds() >= claim.send_by:
         return NotSent("the time to send had passed before the request could leave")
     try:
-        return claim.provider.perform(claim.call())
+        answer = claim.provider.perform(claim.call())
+        return (
+            storable.receipt(answer) if isinstance(answer, Receipt) else OutcomeUnknown("The adapter gave no receipt.")
+        )
     except Exception as error:  # whatever an adapter raises is an answer; what no rule names is unknown
         log.info("attempt_unanswered", operation=claim.subject.pk, attempt=claim.attempt, error=type(error).__name__)
         return error
@@ -439,11 +444,16 @@ def settle(claim: Claim, judged: Judged) -> Outcome:
     """Write what came of an attempt. A receipt is evidence first: it is kept even where it can settle nothing."""
     try:
         moved = _write_settlement(claim, judged)
+    except transition.ReportedApplied:
+        # An earlier attempt has been reported as applied meanwhile: this refusal speaks for its own attempt only.
+        return settle(claim, settlement.contradicted(claim, judged))
     except TransitionRefused as refusal:
         return _too_late(claim, judged, refusal)
-    except IntegrityError:
-        # One effect at the provider proves one operation: this one is another's, which a person must sort out.
-        return settle(claim, settlement.belongs_to_another(claim, judged))
+    except IntegrityError as error:
+        if judged.to is State.SUCCEEDED:
+            # One effect at the provider proves one operation: this one is another's, which a person must sort out.
+            return settle(claim, settlement.belongs_to_another(claim, judged))
+        return _settle_once_more(claim, judged, error)
     except (DataError, ValueError) as error:  # it holds what no column can: the attempt is unknown, and looked up
         return _settle_once_more(claim, settlement.unreadable(claim), error)
     except DATABASE_ERRORS as error:
@@ -463,7 +473,7 @@ def _write_settlement(claim: Claim, judged: Judged) -> Moved:
         claim.subject,
         to=judged.to,
         generation=claim.generation,
-        guard=("held",),
+        guard=("held", "unreported") if judged.to in _FAILED and claim.attempt > 1 else ("held",),
         patch=judged.patch,
         after=judged.after,
         observed=[judged.observed],
@@ -473,6 +483,9 @@ def _write_settlement(claim: Claim, judged: Judged) -> Moved:
 
 def _me() -> Actor:
     return Actor(id=workers.me(), kind="worker")
+
+
+_FAILED = (State.FAILED_RETRYABLE, State.FAILED_TERMINAL)
 
 
 def _settle_once_more(claim: Claim, judged: Judged, error: Exception) -> Outcome:
@@ -492,12 +505,16 @@ def _settle_once_more(claim: Claim, judged: Judged, error: Exception) -> Outcome
 def _keep_receipt(claim: Claim, judged: Judged) -> None:
     """Journal it alone; if that fails too, spool it. Nothing is sent again: the lease runs out into `ambiguous`."""
     connections[transition.ALIAS].close()
+    _report(claim, judged)
+    log.critical("receipt_kept_unsettled", operation=claim.subject.pk, attempt=claim.attempt)
+
+
+def _report(claim: Claim, judged: Judged) -> None:
     report = replace(judged.observed, kind="late_report")
     try:
         transition.note(claim.subject, [report], look_soon=True)
     except DATABASE_ERRORS:
         spool.keep(claim.subject, report)
-    log.critical("receipt_kept_unsettled", operation=claim.subject.pk, attempt=claim.attempt)
 
 
 def _too_late(claim: Claim, judged: Judged, refusal: TransitionRefused) -> Outcome:
@@ -554,17 +571,26 @@ def _submitted_before(row: Mapping[str, Any], intent: Intent, actor: Actor) -> O
         raise FingerprintMismatch(pk=operation.pk, stored=operation.fingerprint, offered=row["fingerprint"])
     if operation.state in (State.READY, State.FAILED_RETRYABLE) and operation.escalated_at is None:
         return _go_on(operation, intent, actor)
-    return stored_outcome(operation)
+    return _told(operation, actor)
 
 
 def _go_on(operation: Operation, intent: Intent, actor: Actor) -> Outcome:
     """A waiting operation whose time has come is claimed by whoever submits it again; an early one waits on."""
     if operation.due_at is None:
-        return stored_outcome(operation)
+        return _told(operation, actor)
     try:
         return attempt_again(operation, actor=actor, held=intent.held)
     except (transition.NotDue, transition.StaleVersion, transition.NotInTable, *MAY_NOT_SEND):
-        return stored_outcome(Operation.objects.get(pk=operation.pk))
+        return _told(Operation.objects.get(pk=operation.pk), actor)
+
+
+def _told(operation: Operation, actor: Actor) -> Outcome:
+    """The stored answer; a delivery that came too early or while another is at it is journaled and spends no budget."""
+    outcome = stored_outcome(operation)
+    if outcome.disposition in (Disposition.IN_PROGRESS, Disposition.WAIT):
+        facts = {"disposition": outcome.disposition, "state": operation.state}
+        transition.note(operation.subject, [Observed(kind="delivery_refused", observer=actor.id, data=facts)])
+    return outcome
 
 
 _DISPOSITIONS = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.conf import settings
 
-from . import policy
+from . import policy, sealing
 from .models import Operation
 from .providers.base import ActionSpec, Finding, Repeat, Verdict
 from .states import Basis, State
@@ -47,13 +47,18 @@ class Evidence:
     compared: Mapping[str, str]
     started: datetime
     worker_silent: bool  # the last attempt's worker is neither known dead nor heard from
+    report: int | None = None  # the journal entry of the late report that this comes from, instead of a look-up
+    answered_at: datetime | None = None  # when the last attempt ended without an answer, where its worker said so
 
 
-def absence_provable_at(operation: Operation, spec: ActionSpec) -> datetime | None:
-    """From when an empty answer can prove absence (rule 7); None while nothing was sent."""
+def absence_provable_at(operation: Operation, spec: ActionSpec, answered_at: datetime | None = None) -> datetime | None:
+    """From when an empty answer can prove absence (rule 7); None while nothing was sent.
+
+    A claim is written before its request leaves: until its worker gave up (`answered_at`), it may have been sending.
+    """
     if operation.last_sent_at is None:
         return None
-    last = operation.last_sent_at
+    last = max(operation.last_sent_at, answered_at or operation.last_sent_at)
     if operation.lease_ended_at is not None:
         last = max(last, operation.lease_ended_at + spec.timeout)
     return last + spec.settles_after
@@ -78,6 +83,7 @@ def _judge_found(evidence: Evidence) -> Judgement:
     if "not_shown" in evidence.compared.values():
         return _look_again(evidence, "found_but_not_comparable")
     found_id = (finding.provider_operation_id or "")[:200]
+    shown, sealed = sealing.split(finding.observed, evidence.spec.shown)
     return Judgement(
         to=State.SUCCEEDED,
         reason_code="found",
@@ -85,6 +91,8 @@ def _judge_found(evidence: Evidence) -> Judgement:
             "basis": Basis.LOOK_UP,
             "provider_operation_id": found_id,
             "effect_id": "" if evidence.spec.id_names_target else found_id,
+            "result_shown": shown,  # what is there now stands in for the answer that was lost
+            "result_sealed": sealed,
             "sighted": True,
             "error_class": "",
             "reason_code": "found",
@@ -108,7 +116,7 @@ def _judge_absent(evidence: Evidence) -> Judgement:
         return _look_again(evidence, "absence_proves_nothing")
     if operation.sighted:
         return to_a_person(evidence, "seen_before_and_gone")
-    provable = absence_provable_at(operation, spec)
+    provable = absence_provable_at(operation, spec, evidence.answered_at)
     if provable is None or evidence.started < provable:
         return _look_again(evidence, "too_early_for_absence")
     if not _counts(evidence):
@@ -181,7 +189,7 @@ def _safe_to_repeat(evidence: Evidence) -> bool:
 
 
 def _next_look_up(evidence: Evidence) -> float:
-    provable = absence_provable_at(evidence.operation, evidence.spec)
+    provable = absence_provable_at(evidence.operation, evidence.spec, evidence.answered_at)
     until = (provable - evidence.started).total_seconds() if provable else None
     delay = policy.look_up_delay(evidence.operation.look_ups + 1, provable_in=until)
     if evidence.operation.escalate_at is not None:

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 import structlog
 from django.db import IntegrityError
 
 from audit.log import Fact
 
-from . import registry, settlement, transition, workers
+from . import registry, sealing, settlement, storable, transition, workers
 from .actors import SYSTEM, Actor
 from .judgement import SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
 from .models import JournalEntry, Operation
 from .policy import NOT_APPLIED
 from .providers.base import ActionSpec, Call, Finding, Json, ProviderError, Source, Verdict, compare
-from .scrub import excerpt
+from .scrub import excerpt, fault
 from .states import Kind, State
 from .transition import Observed, StaleVersion, TransitionRefused
 
@@ -61,9 +59,8 @@ def reconcile(pk: int, *, actor: Actor = SYSTEM, version: int | None = None) -> 
     started = transition.database_now()
     kept = _kept_report(operation, started)
     if kept is not None:
-        return _apply(kept, actor, from_report=True)
-    evidence = _evidence(operation, started)
-    return _apply(evidence, actor)
+        return _apply(kept, actor)
+    return _apply(_evidence(operation, started), actor)
 
 
 def current(pk: int, version: int | None) -> Operation:
@@ -122,6 +119,7 @@ def _evidence(operation: Operation, started: datetime) -> Evidence:
         else {},
         started=started,
         worker_silent=_worker_silent(operation),
+        answered_at=_answered_at(operation),
     )
 
 
@@ -135,12 +133,21 @@ def _look(operation: Operation, spec: ActionSpec) -> Finding:
     except registry.Unregistered as missing:
         return _cannot_tell(str(missing))
     except ProviderError as error:
-        hidden = settlement.hidden_values(spec, operation.request)
-        return _cannot_tell(f"{type(error).__name__}: {excerpt(error.sentence, known=hidden)}")
+        return _cannot_tell(f"{type(error).__name__}: {excerpt(error.sentence, known=_hidden(operation, spec))}")
+    except sealing.CannotOpen:
+        return _cannot_tell("the request cannot be opened: its key is not among AFTERCALL_SEAL_KEYS")
     except Exception as error:  # an adapter's bug must not end the look-up schedule
-        log.exception("look_up_failed", operation=operation.pk)
+        log.error("look_up_failed", operation=operation.pk, **fault(error))
         return _cannot_tell(f"the adapter raised {type(error).__name__}")
-    return finding if isinstance(finding, Finding) else _cannot_tell("the adapter returned no finding")
+    return storable.finding(finding) if isinstance(finding, Finding) else _cannot_tell("the adapter gave no finding")
+
+
+def _hidden(operation: Operation, spec: ActionSpec) -> list[str]:
+    """What must not come back in a note; nothing where the request cannot be opened."""
+    try:
+        return settlement.hidden_values(spec, operation.request)
+    except sealing.CannotOpen:
+        return []
 
 
 def _cannot_tell(note: str) -> Finding:
@@ -168,41 +175,62 @@ def _worker_silent(operation: Operation) -> bool:
     return not heard and not workers.known_dead(operation.lease_owner)
 
 
+def _answered_at(operation: Operation) -> datetime | None:
+    """When the worker of the last attempt said that it had no answer: until then it may have been sending."""
+    said = JournalEntry.objects.filter(
+        operation=operation, attempt=operation.attempts, kind__in=("no_answer", "not_applied", "receipt")
+    )
+    return said.order_by("-id").values_list("at", flat=True).first()
+
+
 # Late reports
 
 
 def _kept_report(operation: Operation, started: datetime) -> Evidence | None:
-    """A late success counts as found; late failures speak for their own attempts only, and decide when all are in."""
-    if operation.state != State.AMBIGUOUS and operation.state not in CALLED_ABSENT:
-        return None
+    """A late success counts as found; late failures speak for their own attempts only, and decide when all are in.
+
+    Each report is judged once: after that a look-up asks the provider again.
+    """
     spec = spec_or_none(operation)
-    reports = JournalEntry.objects.filter(operation=operation, kind="late_report").order_by("id")
-    read = [(entry, json.loads(entry.data)) for entry in reports]
-    if spec is None or not read:
+    if spec is None or operation.state not in (State.AMBIGUOUS, *CALLED_ABSENT):
         return None
-    for _entry, data in read:
+    read = _reports(operation)
+    for entry, data in read:
         if data.get("status") == "applied":
-            return _reported(operation, spec, started, data, Verdict.FOUND)
-    if operation.state != State.AMBIGUOUS:
-        return None
+            return _reported(operation, spec, started, entry, Verdict.FOUND)
     refused = {entry.attempt for entry, data in read if data.get("error_class") in NOT_APPLIED}
-    if set(operation.unknown_attempts) <= refused:
-        return _reported(operation, spec, started, read[-1][1], Verdict.ABSENT)
+    if operation.state == State.AMBIGUOUS and read and set(operation.unknown_attempts) <= refused:
+        return _reported(operation, spec, started, read[-1][0], Verdict.ABSENT)
     return None
 
 
 def contradicted(operation: Operation) -> bool:
-    """Whether a late report says that what we called not applied was applied."""
+    """Whether a late report that nobody has judged yet says that what we called not applied was applied."""
     if operation.state not in CALLED_ABSENT or spec_or_none(operation) is None:
         return False
-    reports = JournalEntry.objects.filter(operation=operation, kind="late_report")
-    return any(json.loads(entry.data).get("status") == "applied" for entry in reports)
+    return any(data.get("status") == "applied" for _entry, data in _reports(operation))
+
+
+def _reports(operation: Operation) -> list[tuple[JournalEntry, Json]]:
+    """The late reports since the last one that was judged, oldest first."""
+    entries = JournalEntry.objects.filter(operation=operation, kind__in=("late_report", "finding")).order_by("id")
+    read: list[tuple[JournalEntry, Json]] = []
+    for entry in entries:
+        data = json.loads(entry.data)
+        if entry.kind == "late_report":
+            read.append((entry, data))
+        elif data.get("from_report"):
+            read.clear()
+    return read
 
 
 def _reported(
-    operation: Operation, spec: ActionSpec, started: datetime, data: Mapping[str, Any], verdict: Verdict
+    operation: Operation, spec: ActionSpec, started: datetime, report: JournalEntry, verdict: Verdict
 ) -> Evidence:
-    observed: Json = data.get("observed") or {}
+    data = json.loads(report.data)
+    observed: Json = dict(data.get("observed") or {})
+    if report.sealed:
+        observed |= json.loads(sealing.open_bytes(report.sealed))
     finding = Finding(
         verdict=verdict,
         source=Source.BY_KEY,
@@ -214,16 +242,16 @@ def _reported(
     )
     return Evidence(
         operation=operation, spec=spec, finding=finding, compared=data.get("compared") or {}, started=started,
-        worker_silent=False,
+        worker_silent=False, report=report.pk,
     )  # fmt: skip
 
 
-def _apply(evidence: Evidence, actor: Actor, *, from_report: bool = False) -> LookedUp:
+def _apply(evidence: Evidence, actor: Actor) -> LookedUp:
     operation, finding = evidence.operation, evidence.finding
     observed = _observed(evidence, actor)
     if operation.state != State.AMBIGUOUS:
-        return _apply_to_known(evidence, actor, observed, from_report=from_report)
-    judgement = judge_report(evidence) if from_report else judge(evidence)
+        return _apply_to_known(evidence, actor, observed)
+    judgement = judge_report(evidence) if evidence.report is not None else judge(evidence)
     try:
         moved = _move(evidence, judgement, actor, observed)
     except IntegrityError:
@@ -278,31 +306,33 @@ def _observed(evidence: Evidence, actor: Actor) -> Observed:
             "authoritative": finding.authoritative,
             "complete": finding.complete,
             "candidates": candidates,
-            "note": excerpt(finding.note, known=settlement.hidden_values(spec, evidence.operation.request)),
+            "note": excerpt(finding.note, known=_hidden(evidence.operation, spec)),
+            "from_report": evidence.report is not None,
         },
         sealed=sealed,
     )
 
 
-def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed, *, from_report: bool) -> LookedUp:
+def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed) -> LookedUp:
     """A look-up of a settled operation is evidence; only a sighting of what we called absent moves it, loudly."""
     operation, finding = evidence.operation, evidence.finding
     if operation.state not in CALLED_ABSENT or finding.verdict not in SIGHTINGS:
         transition.note(operation.subject, [observed])
         return LookedUp(operation=operation, finding=finding, judgement=None, moved=False)
-    judgement = _contradiction(evidence, from_report=from_report)
+    judgement = _contradiction(evidence)
     try:
         moved = _move(evidence, judgement, actor, observed)
     except IntegrityError:
         judgement = to_a_person(evidence, "effect_claimed_elsewhere")
         moved = _move(evidence, judgement, actor, observed)
+    log.error("applied_after_all", operation=operation.pk, reason=judgement.reason_code)
     current = Operation.objects.get(pk=operation.pk)
     return LookedUp(operation=current, finding=finding, judgement=judgement, moved=moved)
 
 
-def _contradiction(evidence: Evidence, *, from_report: bool) -> Judgement:
+def _contradiction(evidence: Evidence) -> Judgement:
     """Proven applied after all, or something was seen and a person must look; either way nothing is sent any more."""
-    judgement = judge_report(evidence) if from_report else judge(evidence)
+    judgement = judge_report(evidence) if evidence.report is not None else judge(evidence)
     if judgement.to is not State.SUCCEEDED:
         return to_a_person(evidence, judgement.escalate or "seen_after_all")
     loud = {**judgement.patch, "escalation_reason": "applied_after_all"}

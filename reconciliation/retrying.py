@@ -42,14 +42,14 @@ def _check_retryable(operation: Operation) -> None:
 def why_not_retryable(operation: Operation) -> str:
     """Empty where a retry with the same key is allowed by what is known; else why not, and what would allow it."""
     if operation.state in (State.READY, State.FAILED_RETRYABLE):
-        return ""
+        return _SEEN if operation.sighted else ""
     if operation.state != State.AMBIGUOUS:
         return _NOT_FROM.get(State(operation.state), "The transition table has no such move.")
     spec = reconciler.spec_or_none(operation)
     if spec is None:
         return "This deployment has no handler for the action; configure its provider first."
     if operation.sighted:
-        return "Something of it was seen at the provider; a retry could do it twice. Look up and resolve it."
+        return _SEEN
     if spec.repeat is Repeat.KEYED:
         return ""
     if spec.repeat in (Repeat.NATURAL, Repeat.READ):
@@ -59,6 +59,7 @@ def why_not_retryable(operation: Operation) -> str:
     return "The provider has no key for this and nothing proves absence: a retry could do it twice."
 
 
+_SEEN = "Something of it was seen at the provider; a retry could do it twice. Look up and resolve it."
 _NOT_FROM = {
     State.PENDING: "An attempt is in flight under a live lease; wait for its answer.",
     State.SUCCEEDED: "It has succeeded; there is nothing to retry.",

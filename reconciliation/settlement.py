@@ -6,8 +6,8 @@ nothing about the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from . import policy, sealing
@@ -73,10 +73,16 @@ def evidence_of(spec: ActionSpec, observed: Json) -> tuple[Json, str]:
 
 def hidden_values(spec: ActionSpec, request: Json) -> list[str]:
     """What of the request must not come back in an answer that is kept; short values are too common to look for."""
-    return [
-        str(value) for name, value in request.items()
-        if name not in spec.shown and isinstance(value, str | int) and len(str(value)) >= 4
-    ]  # fmt: skip
+    hidden = [value for name, value in request.items() if name not in spec.shown]
+    return [str(value) for value in _leaves(hidden) if len(str(value)) >= 4]
+
+
+def _leaves(value: Any) -> Iterator[str | int | float]:
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(one)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield value
 
 
 # Receipts
@@ -135,6 +141,12 @@ def belongs_to_another(attempt: Attempt, judged: Judged) -> Judged:
     return _escalated(attempt, judged.observed, reason="effect_claimed_elsewhere", extra={"sighted": True})
 
 
+def contradicted(attempt: Attempt, judged: Judged) -> Judged:
+    """This attempt was not applied, but an earlier one was reported as applied: looked at again, at once."""
+    plain = _unknown(attempt, judged.observed, reason_code="reported_applied", mine=False)
+    return replace(plain, after={**plain.after, "due_at": 0})
+
+
 # Errors
 
 
@@ -180,6 +192,13 @@ def _judge_clean(attempt: Attempt, observed: Observed, error: BaseException, err
         )  # fmt: skip
     if decision is Next.FAIL:
         return Judged(to=State.FAILED_TERMINAL, reason_code=str(error_class), observed=observed, patch=facts)
+    if attempt.attempt >= attempt.spec.attempts and error_class is ErrorClass.NOT_SENT:
+        # Nothing left this machine: that is no final answer about the operation, so a person decides.
+        spent = {**facts, "reason_code": "budget_spent", "due_at": None, "escalation_reason": "budget_spent"}
+        return Judged(
+            to=State.FAILED_RETRYABLE, reason_code="budget_spent", observed=observed, patch=spent,
+            after={"escalated_at": 0},
+        )  # fmt: skip
     if attempt.attempt >= attempt.spec.attempts:
         spent = {**facts, "reason_code": "budget_spent"}
         return Judged(to=State.FAILED_TERMINAL, reason_code="budget_spent", observed=observed, patch=spent)

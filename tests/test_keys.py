@@ -154,13 +154,13 @@ def test_zero_and_false_are_values_of_their_own():
 
 @pytest.mark.parametrize("version", [0, -1, True, "1", None, 1.0, 2**31])
 def test_an_intent_version_is_a_whole_number_from_one(version):
-    with pytest.raises(InvalidField, match="^intent_version: "):
+    with pytest.raises(InvalidField, match=r"^intent_version: "):
         identity(intent_version=version)
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\x00b", "\ud800", "x" * 201, 2**53])
 def test_an_identity_that_could_not_be_stored_or_shown_is_refused(value):
-    with pytest.raises(InvalidField, match="^business_object: "):
+    with pytest.raises(InvalidField, match=r"^business_object: "):
         identity(business_object=value)
 
 

@@ -1,5 +1,6 @@
 """The transition table: as drawn in the design, as the database guards it, as the docs show it."""
 
+import json
 from itertools import product
 from pathlib import Path
 
@@ -68,12 +69,22 @@ def put(superuser, table, columns):
 
 
 def operation_in(superuser, state):
-    times = {name: "2026-01-01Z" for name in ("created_at", "updated_at")}
+    times = dict.fromkeys(("created_at", "updated_at"), "2026-01-01Z")
     texts = dict.fromkeys(
-        "lease_owner error_class reason_code escalation_reason provider_operation_id effect_id result_shown "
-        "result_sealed requested_by on_behalf_of currency request_sealed".split(), "",
+        ("lease_owner", "error_class", "reason_code", "escalation_reason", "provider_operation_id", "effect_id",
+         "result_shown", "result_sealed", "requested_by", "on_behalf_of", "currency", "request_sealed"), "",
     )  # fmt: skip
-    numbers = dict.fromkeys("attempts absent_reads absences look_ups identical_replays cost_minor".split(), 0)
+    numbers = dict.fromkeys(
+        (
+            "attempts",
+            "absent_reads",
+            "absences",
+            "look_ups",
+            "identical_replays",
+            "cost_minor",
+        ),
+        0,
+    )
     leased = {"lease_until": "2027-01-01Z", "claim_nonce": "00000000-0000-4000-8000-000000000000"}
     return put(superuser, "reconciliation_operation", {
         "tenant": "acme", "workflow_type": "w", "workflow_id": "1", "step": "s", "business_object": "o",
@@ -87,7 +98,16 @@ def operation_in(superuser, state):
 
 def run_in(superuser, state):
     texts = dict.fromkeys(
-        "lease_owner waiting_for escalation_reason reason_code input_sealed requested_by on_behalf_of".split(), ""
+        (
+            "lease_owner",
+            "waiting_for",
+            "escalation_reason",
+            "reason_code",
+            "input_sealed",
+            "requested_by",
+            "on_behalf_of",
+        ),
+        "",
     )
     return put(superuser, "reconciliation_run", {
         "tenant": "acme", "workflow_type": "w", "workflow_id": "1", "workflow_version": 1, "business_object": "o",
@@ -120,8 +140,8 @@ def answers(superuser, kind, table, put_in, all_states):
             transition.transition(subject, to=target, version=1, patch=patch, after=after, fact=FACT)
             made[source, target] = True
         except NotInTable as refused:
-            assert (refused.source, refused.target, refused.pk) == (source, target, subject.pk)
-            made[source, target] = False
+            named = (refused.source, refused.target, refused.pk)
+            made[source, target] = None if named != (source, target, subject.pk) else False
         drop(superuser, table)
     return made
 
@@ -143,7 +163,7 @@ def test_the_database_makes_every_move_of_the_table_and_refuses_every_other(
 def birth_of_an_operation(state):
     with transition.connections["default"].cursor() as cursor:
         body, _ = log.body(FACT)
-        row = '{"lineage": "\\\\x00", "intent_version": 1, "state": "%s"}' % state
+        row = json.dumps({"lineage": "\\x00", "intent_version": 1, "state": state})
         cursor.execute("SELECT verdict FROM ledger_open(%s, NULL, '[]', %s, NULL, NULL)", [row, body])
         return cursor.fetchone()[0]
 

@@ -34,6 +34,13 @@ RETURNS void LANGUAGE sql SET search_path = public, pg_temp AS $$
     FROM jsonb_array_elements(p_entries) AS e;
 $$;
 
+-- Whether a worker that had lost its claim said that the call was applied.
+CREATE OR REPLACE FUNCTION ledger_applied_reported(p_operation bigint)
+RETURNS boolean LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT EXISTS (SELECT 1 FROM reconciliation_journalentry j WHERE j.operation_id = p_operation
+                   AND j.kind = 'late_report' AND j.data::jsonb->>'status' = 'applied');
+$$;
+
 -- Journal alone: what was observed, where nothing is decided by it.
 CREATE OR REPLACE FUNCTION ledger_note(p_operation bigint, p_run bigint, p_entries jsonb, p_due_now boolean)
 RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -42,6 +49,8 @@ DECLARE
     v_now timestamptz;
 BEGIN
     IF p_due_now THEN
+        -- Locked, so that a claim or a settlement sees either all of this report or comes before it.
+        PERFORM 1 FROM reconciliation_operation WHERE id = p_operation FOR NO KEY UPDATE;
         -- A kept report is a reason to look again; where a person was called, automation stays out. A late success
         -- of what was called not applied is never left unseen.
         UPDATE reconciliation_operation SET due_at = least(due_at, aftercall_now())
@@ -126,6 +135,7 @@ END $$;
 --   lease_over    the lease has run out            lease_live   it has not, and the generation is p_generation
 --   same_key      the key is still remembered      due          not_before has passed
 --   no_newer      no newer operation with this action on this business object was sent
+--   unreported    no late report says that it was applied
 --   held          p_generation is the current one and the state is pending, whatever the lease's clock says
 CREATE OR REPLACE FUNCTION ledger_move_operation(
     p_id bigint, p_version int, p_generation int, p_to text, p_patch jsonb, p_after jsonb, p_once jsonb,
@@ -162,8 +172,7 @@ BEGIN
               AND n.provider = v_old.provider AND n.account = v_old.account AND n.action = v_old.action
               AND n.first_sent_at IS NOT NULL) THEN 'newer_sent'
         WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
-        WHEN p_to = 'pending' AND EXISTS (SELECT 1 FROM reconciliation_journalentry j WHERE j.operation_id = p_id
-            AND j.kind = 'late_report' AND j.data::jsonb->>'status' = 'applied') THEN 'reported_applied'
+        WHEN (p_to = 'pending' OR 'unreported' = ANY (p_guard)) AND ledger_applied_reported(p_id) THEN 'reported_applied'
         WHEN p_to = 'pending' AND v_run_id IS NOT NULL AND (v_run.state <> 'running'
             OR v_run.generation IS DISTINCT FROM p_run_generation) THEN 'run_not_held'
         WHEN p_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'operation'
@@ -191,8 +200,9 @@ BEGIN
     IF v_old.unknown_attempts <> '{}' THEN
         v_new.escalate_at := least(v_old.escalate_at, v_new.escalate_at);  -- another silence buys no more time
     END IF;
-    IF v_new.escalate_at IS DISTINCT FROM v_old.escalate_at AND v_new.same_key_until IS NOT NULL THEN
-        -- A person is called before the provider forgets the key, not after it (rule 8).
+    IF v_new.escalate_at IS DISTINCT FROM v_old.escalate_at AND v_new.same_key_until > v_now THEN
+        -- A person is called before the provider forgets the key, not after it (rule 8). A key that is forgotten
+        -- already, or was never remembered, sets no deadline.
         v_new.escalate_at := least(v_new.escalate_at, v_new.same_key_until
             - least(interval '30 minutes', (v_new.same_key_until - v_new.first_sent_at) / 10));
     END IF;
@@ -290,7 +300,9 @@ BEGIN
     IF v_new.state IN ('succeeded', 'failed', 'compensated', 'cancelled') THEN
         v_new.settled_at := coalesce(v_old.settled_at, v_now);
         v_new.due_at := NULL;
-    ELSIF v_new.due_at IS NULL AND v_new.escalated_at IS NULL AND EXISTS (
+    ELSIF v_new.state NOT IN ('running', 'compensating') AND v_new.escalated_at IS NOT NULL THEN
+        v_new.due_at := NULL;  -- automation has stopped with it
+    ELSIF v_new.due_at IS NULL AND EXISTS (
         SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_id AND o.step = v_new.waiting_for
            AND o.state <> 'ambiguous' AND NOT (o.state IN ('ready', 'failed_retryable') AND o.due_at IS NULL)) THEN
         -- What it is about to wait for has happened while it was still held, and woke nobody: it goes on at once.
