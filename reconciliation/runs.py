@@ -20,6 +20,7 @@ from .keys import Identity, InvalidField
 from .models import Operation, Run
 from .policy import lease_seconds
 from .providers.base import Json
+from .scrub import fault
 from .states import RUN_TERMINAL, Kind, RunState, State, Subject
 from .transition import TransitionRefused
 from .workflows import Facts, Step, Workflow
@@ -66,7 +67,10 @@ def start(
 def _row(workflow: Workflow, *, tenant: str, workflow_id: str, input: Json) -> dict[str, Any]:
     if not isinstance(input, dict):
         raise InvalidField("input", "must be a JSON object")
-    business_object = workflow.business_object(input)
+    try:
+        business_object = workflow.business_object(input)
+    except (KeyError, TypeError, ValueError) as missing:
+        raise InvalidField("input", "lacks what the workflow needs to name its business object") from missing
     # The identity of a first step is checked here, so that a run that could never send is not started.
     Identity(
         tenant=tenant, workflow_type=workflow.name, workflow_id=workflow_id, step="-", business_object=business_object
@@ -184,10 +188,20 @@ def _step(run: Run, step: Step, facts: Facts, lease: Held) -> Outcome | None:
         raise
     except executor.FingerprintMismatch:
         _stop(run, step, lease, reason="request_changed")
-    except (InvalidField, registry.Unregistered, KeyError, TypeError, ValueError) as fault:
-        log.exception("step_cannot_be_built", run=run.pk, step=step.name, error=type(fault).__name__)
+    except _STANDS_IN_THE_WAY as refusal:
+        _stop(run, step, lease, reason=refusal.verdict)
+    except sealing.CannotOpen:
+        _stop(run, step, lease, reason="request_unreadable")
+    except (InvalidField, registry.Unregistered, KeyError, TypeError, ValueError) as error:
+        log.error("step_cannot_be_built", run=run.pk, step=step.name, **fault(error))
         _stop(run, step, lease, reason="step_cannot_be_built")
     return None
+
+
+# Refusals that waiting does not cure: the run would come back with the same one for ever.
+_STANDS_IN_THE_WAY = (
+    transition.OlderVersionOpen, transition.OlderVersionWaiting, transition.NewerVersionExists,
+)  # fmt: skip
 
 
 def _intent(run: Run, step: Step, facts: Facts, lease: Held) -> Intent:

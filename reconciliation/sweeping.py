@@ -11,8 +11,11 @@ from typing import Any
 import structlog
 from django.conf import settings
 
-from . import executor, reconciler, retrying, runs, transition
+from . import executor, reconciler, registry, retrying, runs, transition
+from .actors import SYSTEM
 from .models import Operation
+from .scrub import fault
+from .sealing import CannotOpen
 from .states import Kind, State
 from .transition import TransitionRefused
 
@@ -35,8 +38,8 @@ def _guarded(duty: Callable[[int], Any], pk: int, kind: Kind) -> int:
         duty(pk)
     except TransitionRefused as refusal:
         log.info("sweep_refused", kind=kind, pk=pk, verdict=refusal.verdict)
-    except Exception:
-        log.exception("sweep_failed", kind=kind, pk=pk)
+    except Exception as error:
+        log.error("sweep_failed", kind=kind, pk=pk, **fault(error))
     return 1
 
 
@@ -52,7 +55,31 @@ def handle(pk: int) -> None:
         if operation.run_id is not None:
             runs.advance(operation.run_id)  # its run claims it, under the run's lease
         else:
-            retrying.retry(pk)
+            _retry(operation)
+
+
+def _retry(operation: Operation) -> None:
+    """The automatic retry of what is proven not applied. What stands in the way for good is shown to a person."""
+    try:
+        retrying.retry(operation.pk, version=operation.version)
+    except retrying.NotRetryable:
+        call_a_person(operation, "seen_after_all")
+    except registry.Unregistered:
+        call_a_person(operation, "no_handler")
+    except CannotOpen:
+        call_a_person(operation, "request_unreadable")
+
+
+def call_a_person(operation: Operation, reason: str) -> None:
+    """Mark an operation with which automation cannot go on. Raises StaleVersion where it moved on meanwhile."""
+    transition.transition(
+        operation.subject,
+        to=None,
+        version=operation.version,
+        patch={"escalation_reason": reason, "due_at": None},
+        after={"escalated_at": 0},
+        fact=SYSTEM.fact(reason),
+    )
 
 
 def _repeat(operation: Operation) -> None:
@@ -60,4 +87,8 @@ def _repeat(operation: Operation) -> None:
     try:
         retrying.retry(operation.pk, version=operation.version)
     except (retrying.NotRetryable, *executor.MAY_NOT_SEND, transition.RunNotHeld) as refusal:
-        log.info("not_repeated", operation=operation.pk, why=str(refusal))
+        verdict = getattr(refusal, "verdict", "not_retryable")
+        transition.refuse(
+            subject=operation.subject, tenant=operation.tenant, fact=SYSTEM.fact("not_repeated", verdict=verdict)
+        )
+        log.info("not_repeated", operation=operation.pk, verdict=verdict)

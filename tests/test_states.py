@@ -16,12 +16,12 @@ from reconciliation.transition import NotInTable
 DOC = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 FACT = Fact(actor="system:test", actor_kind="system", reason_code="tried")
 
-# The drawing in the design, as it stands there.
+# The drawing in the design as it stands there, and one move more: see docs/decisions/proof-of-what-was-to-be-retried.md.
 DRAWN = {
     None: {"ready", "awaiting_approval", "pending"},
     "awaiting_approval": {"ready", "pending", "failed_terminal", "terminated"},
     "ready": {"pending", "awaiting_approval", "failed_terminal", "terminated"},
-    "failed_retryable": {"pending", "awaiting_approval", "failed_terminal", "terminated"},
+    "failed_retryable": {"pending", "awaiting_approval", "failed_terminal", "terminated", "succeeded"},
     "pending": {"succeeded", "failed_retryable", "failed_terminal", "ambiguous", "awaiting_approval"},
     "ambiguous": {"succeeded", "failed_retryable", "failed_terminal", "pending", "terminated"},
     "failed_terminal": {"succeeded"},
