@@ -10,10 +10,10 @@ from reconciliation import executor, reconciler, registry, retrying, spool, swee
 from reconciliation.executor import Disposition, FingerprintMismatch, LedgerUnavailable, perform
 from reconciliation.keys import InvalidField, operation_key
 from reconciliation.models import JournalEntry, Operation
-from reconciliation.providers.base import NotSent, OutcomeUnknown, Rejected, Unavailable
+from reconciliation.providers.base import NotSent, OutcomeUnknown, Rejected, Unavailable, Verdict
 from reconciliation.states import Kind, State, Subject
 from tests.ledger import changes_without_audit
-from tests.scripted import AGENT, OLGA, absent, applied, found, identity, kinds, order, row
+from tests.scripted import AGENT, OLGA, absent, applied, identity, kinds, order, row, saw
 
 LOST = OutcomeUnknown("no answer came")
 REFUSED = Rejected("card refused", status=402)
@@ -661,18 +661,18 @@ def test_a_late_success_is_heard_before_anything_is_sent_again(clerk, clock):
     )
     transition.note(Subject(Kind.OPERATION, pk), [report], look_soon=True)
     sweeping.sweep()
-    assert (row(pk).state, row(pk).escalation_reason, row(pk).sighted) == ("failed_retryable", "seen_after_all", True)
-    with pytest.raises(retrying.NotRetryable):
-        retrying.retry(pk, actor=OLGA, reason="again")
+    assert (row(pk).state, row(pk).basis, row(pk).escalation_reason) == ("succeeded", "receipt", "applied_after_all")
     assert len(clerk.calls) == 1
 
 
 def test_a_sighting_of_what_was_called_absent_stops_its_retry(clerk, clock):
     clerk.answers(DOWN)
     pk = perform(order("lookup"), actor=AGENT).pk
-    clerk.sees(found())
+    clerk.sees(saw(Verdict.REMOVED))
     reconciler.reconcile(pk)
     clock.advance(minutes=30)
     sweeping.sweep()
-    assert row(pk).escalation_reason == "seen_after_all"
+    assert (row(pk).escalation_reason, row(pk).sighted) == ("removed_since", True)
+    with pytest.raises(retrying.NotRetryable):
+        retrying.retry(pk, actor=OLGA, reason="again")
     assert len(clerk.calls) == 1

@@ -16,7 +16,7 @@ from reconciliation.transition import NotInTable
 DOC = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 FACT = Fact(actor="system:test", actor_kind="system", reason_code="tried")
 
-# The drawing in the design as it stands there, and one move more: see docs/decisions/proof-of-what-was-to-be-retried.md.
+# The drawing in the design, and one move more (docs/decisions/proof-of-what-was-to-be-retried.md).
 DRAWN = {
     None: {"ready", "awaiting_approval", "pending"},
     "awaiting_approval": {"ready", "pending", "failed_terminal", "terminated"},
