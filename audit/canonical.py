@@ -8,6 +8,7 @@ import rfc8785
 
 # RFC 8785 numbers are IEEE doubles: beyond this an integer would not come back as it went in.
 LARGEST = 2**53 - 1
+_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
 class Unwritable(ValueError):
@@ -21,7 +22,7 @@ def canonical(value: Any) -> str:
     anything else: floats, integers that a double cannot hold, NUL and lone surrogates.
     """
     _check(value, "value")
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    text = _write(value)
     # Keys sort by UTF-16 code units there and by code points here: the same as long as all is ASCII.
     return text if text.isascii() else rfc8785.dumps(value).decode()
 

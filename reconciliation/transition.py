@@ -23,6 +23,9 @@ from .models import Operation, Run
 from .states import Kind, Subject
 
 ALIAS = DEFAULT_DB_ALIAS
+# Made once: json.dumps with options makes a new encoder at every call.
+_write = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+_write_row = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
 class TransitionRefused(Exception):
@@ -118,7 +121,7 @@ class Observed:
         """As the database functions take it."""
         return {
             "kind": self.kind,
-            "data": json.dumps(self.data, ensure_ascii=False, allow_nan=False),
+            "data": _write(self.data),
             "attempt": self.attempt,
             "generation": self.generation,
             "observer": self.observer,
@@ -286,11 +289,11 @@ def _call(statement: str, values: Sequence[Any]) -> Any:
 
 
 def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return None if value is None else _write_row(value)
 
 
 def _journal(observed: Sequence[Observed]) -> str:
-    return json.dumps([entry.row() for entry in observed], ensure_ascii=False)
+    return _write([entry.row() for entry in observed])
 
 
 def _raise_unless_moved(verdict: str, *, kind: Kind, pk: int | None, source: str, target: str | None) -> None:
