@@ -3,7 +3,9 @@
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -68,6 +70,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def browser_type_launch_args(browser_type_launch_args: dict[str, Any]) -> dict[str, Any]:
     """The system's Chromium; its sandbox needs rights that containers do not give."""
     return {**browser_type_launch_args, "executable_path": CHROMIUM, "args": ["--no-sandbox"]}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder for an embedded database: unlike tmp_path, other users may pass through what is above it, always."""
+    made = Path(tempfile.mkdtemp(dir=database.VAR))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from console import embedded, setup
+from tests.database import VAR
 from tests.test_start import ROOT, environ, free_port, refused
 
 UNGUARDED = "auth_user"
@@ -14,9 +17,9 @@ GUARDED = ("audit_entry", "reconciliation_operation")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server():
     """A server with a database that the role `owner` owns; `weak` owns nothing."""
-    data = tmp_path_factory.mktemp("server") / "postgres"
+    data = Path(tempfile.mkdtemp(dir=VAR)) / "postgres"
     process = embedded.start(data)
     with psycopg.connect(embedded.url(data), autocommit=True) as superuser:
         superuser.execute("CREATE ROLE owner LOGIN CREATEROLE")
