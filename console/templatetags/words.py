@@ -75,13 +75,7 @@ def ago(at: datetime | None, now: datetime | None = None) -> str:
 
 
 @register.filter
-def length_of(values: Any) -> int:
-    """How many there are; Django's own `length` means a length of time here."""
-    return len(values)
-
-
-@register.filter
-def length(value: timedelta) -> str:
+def lasting(value: timedelta) -> str:
     """A length of time in words."""
     return wording.duration(value)
 
