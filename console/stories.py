@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from audit.models import Entry
@@ -16,6 +16,7 @@ from reconciliation.states import State
 from reconciliation.workflows import StepKind
 
 SIZE = 40
+SAME = timedelta(milliseconds=50)  # journal and audit rows of one transaction
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,35 @@ def story(
     if with_audit:
         decided = Entry.objects.filter(subject=subject, **limit).order_by("-seq").prefetch_related("openings")
         moments += [decided_moment(entry) for entry in decided[: SIZE + 1]]
+    moments += _marked(operation or run, before)
     moments.sort(key=lambda moment: moment.at, reverse=True)
-    return _cut(moments)
+    return _cut(_folded(moments))
+
+
+def _marked(row: Any, before: datetime | None) -> list[Moment]:
+    """When automation stopped: the mark is a column, and its setting is a part of some other entry."""
+    if row.escalated_at is None or (before is not None and row.escalated_at >= before):
+        return []
+    return [
+        Moment(at=row.escalated_at, glyph="▲", text=f"Automation stopped: {wording.reason(row.escalation_reason)}.")
+    ]
+
+
+def _folded(moments: list[Moment]) -> list[Moment]:
+    """A decision of the system that moved nothing stands in the line of the observation that it was made on."""
+    kept: list[Moment] = []
+    for moment in moments:
+        last = kept[-1] if kept else None
+        if last and _belongs(last, moment):
+            kept[-1] = replace(moment, entry=last.entry, text=f"{moment.text} {last.text[:1].upper()}{last.text[1:]}.")
+        else:
+            kept.append(moment)
+    return kept
+
+
+def _belongs(decision: Moment, observation: Moment) -> bool:
+    quiet = decision.decided and not decision.moved and not decision.reason and decision.who == "the system"
+    return quiet and not observation.decided and observation.entry is None and decision.at - observation.at < SAME
 
 
 def _cut(moments: list[Moment]) -> Story:

@@ -18,9 +18,9 @@ from reconciliation.models import Operation, Run, Tick, Worker
 from reconciliation.transition import database_now
 from reconciliation.wording import duration
 
-SILENT = timedelta(seconds=30)  # a worker says that it lives every few seconds
+SILENT = timedelta(seconds=90)  # a worker says that it lives with each task that it takes
 LATE = timedelta(seconds=30)  # due work is taken within seconds; half a minute is a sweep that does not run
-FORGOTTEN = timedelta(days=1)  # a worker that has been gone for so long is history, not health
+FORGOTTEN = timedelta(hours=1)  # a worker that has been gone for so long is history, not health
 MOST = 1000
 
 
@@ -38,7 +38,7 @@ class Check:
 def checks() -> list[Check]:
     """Every part, each by a constant number of queries."""
     now = database_now()
-    parts: list[Callable[[datetime], Check]] = [_overdue, _queue, _workers, _beat, _zones, _database]
+    parts: list[Callable[[datetime], Check]] = [_overdue, _queue, _beat, _zones, _database, _workers]
     return [part(now) for part in parts]
 
 

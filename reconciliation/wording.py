@@ -414,7 +414,7 @@ def same_key(operation: Operation, spec: ActionSpec | None, *, now: datetime) ->
             return "safe: twice is once"
         return "not sent yet" if operation.attempts == 0 else "none: would send again"
     if operation.sighted or operation.escalation_reason in _SEEN:
-        return "not offered: it was seen there"
+        return "not offered: seen there"
     if operation.same_key_until <= now:
         return f"over since {duration(now - operation.same_key_until)}"
     return f"safe for {duration(operation.same_key_until - now)}"
@@ -499,7 +499,7 @@ def _detail(operation: Operation, verdict: str, now: datetime) -> str:
         effect = operation.provider_operation_id
         return " · ".join(part for part in (effect, reason(operation.reason_code)) if part)
     parts = []
-    if operation.escalated_at:
+    if operation.escalated_at and not (operation.look_ups and operation.escalation_reason == "no_conclusive_answer"):
         parts.append(reason(operation.escalation_reason))
     if operation.look_ups:
         times = f"{operation.look_ups} look-up{'' if operation.look_ups == 1 else 's'}"

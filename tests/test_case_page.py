@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from audit.models import Entry
 from reconciliation.models import Operation
+from reconciliation.providers.base import Finding, Source, Verdict
 from reconciliation.transition import database_now
 from tests import cast
 
@@ -97,6 +98,19 @@ def test_the_timeline_merges_what_was_observed_and_what_was_decided(ann, who):
     assert story.index("unknown → failed") < story.index("Look-up by reference: nothing there")
     assert "by op_ann: resolved as not applied, on a person's word" in story
     assert "The bank says so." in story
+
+
+def test_a_look_up_and_what_was_made_of_it_are_one_line_and_the_mark_is_another(ann, till):
+    from reconciliation.reconciler import reconcile
+
+    case = cast.escalated(age=5)
+    till.shows = Finding(verdict=Verdict.ABSENT, source=Source.BY_REFERENCE, note="no such refund")
+    reconcile(case.pk)
+    story = text(ann.get(f"/operations/{case.pk}")).split("newest first")[1]
+    line = "Look-up by reference: nothing there. No such refund. Nothing there, which proves nothing at this provider."
+    assert story.count(line) == 1
+    assert story.count("which proves nothing") == 1
+    assert "▲ Automation stopped: no look-up gave a conclusive answer in time." in story
 
 
 def test_somebody_who_may_not_read_the_audit_log_sees_the_journal_alone(who):

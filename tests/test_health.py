@@ -53,7 +53,7 @@ def test_a_system_at_work_has_nothing_to_complain_of_but_the_tests_own_fsync(eve
 
 def test_workers_are_alive_silent_or_dead_and_only_the_proven_are_dead(eve):
     worker("w-alive", ago=2)
-    worker("w-silent", ago=90)
+    worker("w-silent", ago=200)
     worker("w-dead", ago=90, dead_at=database_now())
     page = text(eve.get("/health"))
     for name, life in (("w-alive", "alive"), ("w-silent", "silent"), ("w-dead", "dead")):

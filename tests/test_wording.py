@@ -149,7 +149,7 @@ def test_a_rejection_of_attempt_two_never_reads_as_not_applied():
         ({"same_key_until": NOW + timedelta(hours=2, minutes=5)}, "safe for 2 h 05 m"),
         ({"same_key_until": NOW - timedelta(minutes=5)}, "over since 5 min"),
         ({"same_key_until": None}, "none: would send again"),
-        ({"same_key_until": NOW + timedelta(hours=2), "sighted": True}, "not offered: it was seen there"),
+        ({"same_key_until": NOW + timedelta(hours=2), "sighted": True}, "not offered: seen there"),
         ({"state": "succeeded"}, "settled"),
     ],
 )

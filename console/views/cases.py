@@ -131,7 +131,7 @@ def _evidence(operation: Operation, spec: ActionSpec | None, entry: JournalEntry
 
 
 def _scope(data: Json) -> str:
-    if "authoritative" not in data:
+    if "authoritative" not in data or data.get("verdict") == "cannot_tell":
         return ""
     source = "authoritative source" if data["authoritative"] else "not an authoritative source"
     return f"{source}, {'read to its end' if data.get('complete') else 'not read to its end'}"
