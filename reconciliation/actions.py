@@ -260,22 +260,21 @@ def act(subject: Operation | Run, press: Press, *, actor: Actor) -> Answer:
 
 def _answer(action: _Action, subject: Operation | Run, press: Press, actor: Actor) -> tuple[Verdict, str]:
     fresh = type(subject)._default_manager.get(pk=subject.pk)
-    stale = fresh.version != press.version and not action.any_version
+    if not _permitted(action, read(fresh), actor):
+        why = f"Your role does not allow this; it needs “{action.permission.replace('_', ' ')}”."
+        return _refused(action, fresh, press, actor, why="not_allowed", told=why)
     try:
-        if not _permitted(action, read(fresh), actor):
-            raise NotAllowed(f"Your role does not allow this; it needs “{action.permission.replace('_', ' ')}”.")
-        if stale:
+        if fresh.version != press.version and not action.any_version:
             raise StaleVersion(kind=fresh.subject.kind, pk=fresh.pk, source=fresh.state, target=None)
         _check(action, fresh, press)
         return Verdict.DONE, _do(action, fresh, press, actor)
     except StaleVersion:
-        return _out_of_date(action, fresh, press, actor)
+        return _joined(action, fresh, press, actor) or _out_of_date(action, fresh, press, actor)
     except NotAllowed as refusal:
-        pressing.refuse(fresh, actor, action=action.name, why="not_allowed", reason=press.reason)
-        return Verdict.REFUSED, str(refusal)
+        why, told = "not_allowed", str(refusal)
     except TransitionRefused as refusal:
-        pressing.refuse(fresh, actor, action=action.name, why=refusal.verdict, reason=press.reason)
-        return Verdict.REFUSED, f"Nothing was changed. {refusal.sentence}"
+        why, told = refusal.verdict, f"Nothing was changed. {refusal.sentence}"
+    return _joined(action, fresh, press, actor) or _refused(action, fresh, press, actor, why=why, told=told)
 
 
 def _do(action: _Action, fresh: Operation | Run, press: Press, actor: Actor) -> str:
@@ -303,13 +302,26 @@ def _check(action: _Action, fresh: Operation | Run, press: Press) -> None:
 LONGEST_REASON = 2000
 
 
+def _joined(action: _Action, fresh: Operation | Run, press: Press, actor: Actor) -> tuple[Verdict, str] | None:
+    """A retry that somebody else started, or starts at this moment, is joined: neither refused nor made twice."""
+    if not isinstance(fresh, Operation) or action.name != "retry":
+        return None
+    attempt = pressing.attempt_of_others(fresh, press.version)
+    if not attempt:
+        return None
+    pressing.joined(fresh, actor, action=action.name, reason=press.reason)
+    return Verdict.JOINED, f"Already being done: {attempt}"
+
+
+def _refused(
+    action: _Action, fresh: Operation | Run, press: Press, actor: Actor, *, why: str, told: str
+) -> tuple[Verdict, str]:
+    pressing.refuse(fresh, actor, action=action.name, why=why, reason=press.reason)
+    return Verdict.REFUSED, told
+
+
 def _out_of_date(action: _Action, fresh: Operation | Run, press: Press, actor: Actor) -> tuple[Verdict, str]:
-    """It changed since the page was drawn. A retry that somebody else started is joined, not refused."""
-    if isinstance(fresh, Operation) and action.name == "retry":
-        attempt = pressing.attempt_since(fresh, press.version)
-        if attempt:
-            pressing.joined(fresh, actor, action=action.name, reason=press.reason)
-            return Verdict.JOINED, f"Already being done: {attempt}"
+    """It changed since the page was drawn."""
     pressing.refuse(fresh, actor, action=action.name, why="stale_version", reason=press.reason)
     return (
         Verdict.CONFLICT,

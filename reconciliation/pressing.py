@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -16,8 +17,10 @@ from audit.models import Entry
 from . import transition
 from .actors import Actor
 from .models import ActionToken, Operation, Run
+from .states import State
 
 LOST_AFTER = timedelta(minutes=2)  # no call of a provider may take longer than this from a page
+JOIN_WITHIN = 1.0  # seconds that a retry waits for the claim of another one that has begun
 
 
 class Verdict(StrEnum):
@@ -99,8 +102,32 @@ def _entries_since(subject: Operation | Run, version: int) -> list[Entry]:
     return list(entries.order_by("seq")[:20])
 
 
-def attempt_since(operation: Operation, version: int) -> str:
-    """Which attempt was started since `version`, by whom and when; "" where none was."""
+def attempt_of_others(operation: Operation, version: int) -> str:
+    """Which attempt was started since `version`, by whom and when; "" where none was.
+
+    Whoever retries looks up first, then takes the run, then claims: three commits. A press that comes between them
+    waits a moment for the claim, so that it can be told which attempt it has joined.
+    """
+    deadline = time.monotonic() + JOIN_WITHIN
+    while True:
+        soon = time.monotonic() < deadline and _about_to_start(operation)  # read first: the claim may come in between
+        attempt = _attempt_since(operation, version)
+        if attempt or not soon:
+            return attempt
+        time.sleep(0.05)
+
+
+def _about_to_start(operation: Operation) -> bool:
+    """Whether its run is held, or it changed a moment ago, and it may still be retried."""
+    now, fresh = transition.database_now(), Operation.objects.select_related("run").get(pk=operation.pk)
+    lease = fresh.run.lease_until if fresh.run else None
+    newest = Entry.objects.filter(subject=str(operation.subject)).order_by("-seq").values_list("at", flat=True).first()
+    held = lease is not None and lease > now
+    just_changed = newest is not None and now - newest < timedelta(seconds=JOIN_WITHIN)
+    return fresh.state in (State.FAILED_RETRYABLE, State.AMBIGUOUS) and (held or just_changed)
+
+
+def _attempt_since(operation: Operation, version: int) -> str:
     for entry in _entries_since(operation, version):
         if entry.reason_code in ("retry_requested", "retried"):
             attempt = json.loads(bytes(entry.canonical))["body"]["details"].get("attempt")

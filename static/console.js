@@ -54,9 +54,11 @@ document.addEventListener("click", (event) => {
     if (!menu.contains(event.target)) menu.open = false;
 });
 
-// A form that is open is being written in: polling leaves it, with the version it was drawn with, alone.
+// A form that is open is being written in: polling leaves its panel, with the version it was drawn with, alone, also
+// where the action is not possible any more. Sending it then says what changed, and keeps the words.
 document.addEventListener("toggle", (event) => {
-  if (event.target.matches("details.act")) event.target.toggleAttribute("hx-morph-skip", event.target.open);
+  const panel = event.target.matches("details.act") && event.target.closest("section");
+  if (panel) panel.toggleAttribute("hx-morph-skip", !!panel.querySelector("details.act[open]"));
 }, true);
 document.addEventListener("htmx:after:swap", () => {
   const page = document.querySelector("[data-version]");
