@@ -421,10 +421,12 @@ def dispatch(claim: Claim) -> Outcome:
 def _judge(claim: Claim, answer: Receipt | Exception) -> Judged:
     """An answer that cannot be read says nothing about the effect, and must not take its attempt down with it."""
     try:
-        return settlement.judge(claim, answer)
+        judged = settlement.judge(claim, answer)
+        judged.observed.row()  # found here rather than when it must be written
     except Exception as error:
         log.error("answer_unreadable", operation=claim.subject.pk, attempt=claim.attempt, **fault(error))
         return settlement.unreadable(claim)
+    return judged
 
 
 def _send(claim: Claim) -> Receipt | Exception:

@@ -118,10 +118,10 @@ class Observed:
     sealed: str = ""
 
     def row(self) -> dict[str, Any]:
-        """As the database functions take it."""
+        """As the database functions take it. Raises TypeError or ValueError for data that is not JSON."""
         return {
             "kind": self.kind,
-            "data": _write(self.data),
+            "data": _write(self.data).replace("\\u0000", "\\ufffd"),
             "attempt": self.attempt,
             "generation": self.generation,
             "observer": self.observer,

@@ -129,11 +129,12 @@ def _sweep(job: Job) -> Any:
 
 def _callers(job: Job) -> list[Any]:
     """`threads` callers of one intent, all at once, once everybody is there; each asks until it has a final answer."""
-    barrier, answers = threading.Barrier(job["threads"]), []
+    told = Told(Path(job["folder"]))
+    barrier = threading.Barrier(job["threads"], action=lambda: told.say("ready"))
+    answers: list[Any] = []
 
     def call() -> None:
-        with connections["default"].cursor() as cursor:
-            cursor.execute("SELECT 1")
+        connections["default"].ensure_connection()
         barrier.wait()
         while not (Path(job["folder"]).parent / "start").exists():
             time.sleep(0.001)
@@ -154,7 +155,7 @@ def final_answer(intent: Job) -> tuple[str, Any]:
         outcome = _perform({"intent": intent})
         if outcome.state in ("succeeded", "failed_terminal"):
             return str(outcome.state), outcome.result
-        time.sleep(0.01)
+        time.sleep(0.03)
 
 
 VERBS: dict[str, Callable[[Job], Any]] = {
