@@ -591,7 +591,10 @@ def _told(operation: Operation, actor: Actor) -> Outcome:
     outcome = stored_outcome(operation)
     if outcome.disposition in (Disposition.IN_PROGRESS, Disposition.WAIT):
         facts = {"disposition": outcome.disposition, "state": operation.state}
-        transition.note(operation.subject, [Observed(kind="delivery_refused", observer=actor.id, data=facts)])
+        try:
+            transition.note(operation.subject, [Observed(kind="delivery_refused", observer=actor.id, data=facts)])
+        except DATABASE_ERRORS as error:
+            raise LedgerUnavailable("the ledger cannot be written; nothing was sent") from error
     return outcome
 
 
