@@ -175,3 +175,11 @@ def test_the_servers_die_with_the_process_that_started_them(tmp_path: Path) -> N
 def _refused(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_the_faults_of_one_order_are_forgotten_alone(world: World) -> None:
+    for order in ("1002", "1003"):
+        world.pay.fault("unavailable", order=order)
+    world.pay.control("DELETE", "faults?order=1002", {})
+    assert call(world.pay, "/refunds", REFUND, key="k1")[0] == 201
+    assert call(world.pay, "/refunds", REFUND | {"order": "1003", "reference": "k2"}, key="k2")[0] == 503

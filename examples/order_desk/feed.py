@@ -110,10 +110,10 @@ def refund_answer_lost(claim: Claim) -> None:
 
 
 def _silent(claim: Claim) -> None:
-    """Pay answers neither the look-ups nor the retries of automation; what comes after them it answers."""
-    fault("pay", "unavailable", action="look_up", key=claim.key("issue_refund"), times=3)
-    fault("pay", "unavailable", action="look_up", order=claim.order, times=3)
-    fault("pay", "bad_gateway_before", order=claim.order, times=2)
+    """Pay answers neither the look-ups nor the retries of automation. `Feed.mend` ends it when a person is needed."""
+    fault("pay", "unavailable", action="look_up", key=claim.key("issue_refund"), times=FOR_EVER)
+    fault("pay", "unavailable", action="look_up", order=claim.order, times=FOR_EVER)
+    fault("pay", "bad_gateway_before", order=claim.order, times=FOR_EVER)
 
 
 def refund_answer_lost_briefly(claim: Claim) -> None:
@@ -197,9 +197,11 @@ class Feed:
     """Brings in claims, one after the other, from the number after the last one that the ledger knows."""
 
     dice: random.Random = field(default_factory=random.Random)
+    silent: list[Claim] = field(default_factory=list)  # pay says nothing about them
 
     def run(self) -> None:
         """Feed until the desk is closed."""
+        _control("pay", "DELETE", "faults")  # what an earlier start left broken is repaired
         for claim, misfortune in self.claims():
             self.bring_in(claim, misfortune)
             if misfortune is worker_killed:
@@ -214,15 +216,32 @@ class Feed:
                 number += 1
                 yield Claim(number, TENANTS[number % len(TENANTS)], amount), misfortune
         for _ in range(MOST):
-            time.sleep(PAUSE)
+            self.pause()
             number += 1
             weights, kinds = [weight for weight, _ in QUIET], [kind for _, kind in QUIET]
             amount = self.dice.randrange(900, 40_000)
             yield Claim(number, TENANTS[number % len(TENANTS)], amount), self.dice.choices(kinds, weights)[0]
 
+    def pause(self) -> None:
+        """Wait for the next claim, and mend meanwhile what is a person's by now."""
+        until = time.monotonic() + PAUSE
+        while time.monotonic() < until:
+            self.mend()
+            time.sleep(1)
+
+    def mend(self) -> None:
+        """Pay answers again about each claim with which automation has stopped: now a look-up by a person finds it."""
+        for claim in list(self.silent):
+            if Operation.objects.filter(key=claim.key("issue_refund"), escalated_at__isnull=False).exists():
+                _control("pay", "DELETE", f"faults?key={claim.key('issue_refund')}")
+                _control("pay", "DELETE", f"faults?order={claim.order}")
+                self.silent.remove(claim)
+
     def bring_in(self, claim: Claim, misfortune: Callable[[Claim], None]) -> None:
         """Script the world for the claim, then start its run through the public interface."""
         misfortune(claim)
+        if misfortune in (worker_killed, refund_answer_lost):
+            self.silent.append(claim)
         runs.start(
             "damaged_item",
             tenant=claim.tenant,

@@ -40,7 +40,7 @@ def _add_fault(sandbox: Sandbox, query: dict[str, str], body: dict[str, Any]) ->
 
 
 def _clear_faults(sandbox: Sandbox, query: dict[str, str], body: dict[str, Any]) -> Answer:
-    sandbox.store.clear_faults()
+    sandbox.store.clear_faults(**query)
     return 200, {}
 
 

@@ -120,9 +120,12 @@ class Store:
     def faults(self) -> list[Row]:
         return [json.loads(row["rule"]) | {"times": row["times"]} for row in self._rows("SELECT * FROM faults")]
 
-    def clear_faults(self) -> None:
+    def clear_faults(self, **those: str) -> None:
+        """Forget every rule, or those that name exactly these values."""
         with self._change() as db:
-            db.execute("DELETE FROM faults")
+            for row in db.execute("SELECT n, rule FROM faults").fetchall():
+                if those.items() <= json.loads(row["rule"]).items():
+                    db.execute("DELETE FROM faults WHERE n = ?", (row["n"],))
 
     def take_fault(self, facts: Row, *, only: tuple[str, ...] = (), never: tuple[str, ...] = ()) -> Row:
         """The oldest rule that means this call, used up by one; an empty dict where there is none."""
