@@ -1,12 +1,13 @@
 """What every page's bar shows."""
 
+import os
 from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
 
-from console import access, example
+from console import access, example, processes
 from reconciliation.actions import Permission
 
 _ENTRIES = (
@@ -28,4 +29,5 @@ def bar(request: HttpRequest) -> dict[str, Any]:
         "here": request.resolver_match.url_name if request.resolver_match else "",
         "roles": ", ".join(sorted(set(access.roles_of(request).values()))) or "no role",
         "people": example.PEOPLE if settings.AFTERCALL_EXAMPLE else {},
+        "outside": processes.sandbox_pages(os.environ) if settings.AFTERCALL_EXAMPLE else {},
     }

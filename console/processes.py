@@ -56,6 +56,12 @@ def sandbox_environ(addresses: Mapping[str, str]) -> dict[str, str]:
     return HASTE | {f"ORDER_DESK_{name.upper()}_URL": address for name, address in addresses.items()}
 
 
+def sandbox_pages(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the address of the page on which each sandbox provider lists what really happened there."""
+    names = {name: f"ORDER_DESK_{name.upper()}_URL" for name in SANDBOX}
+    return {name: environ[variable] for name, variable in names.items() if variable in environ}
+
+
 def example(*, addresses: Mapping[str, str], var: Path) -> list[Command]:
     """Return the example's outside world, and the feed of its runs."""
     servers = [

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
+from django.core.management import CommandError, call_command
 from django.http import Http404
 from django.test import Client, RequestFactory
 
@@ -216,3 +218,29 @@ def test_a_page_never_allows_inline_script_or_style(ledger_db):
     assert " style=" not in text
     assert " onclick" not in text
     assert "<style" not in text
+
+
+def test_the_first_person_is_made_from_the_command_line(ledger_db, capsys):
+    call_command("give_role", "jo", "acme", "operator", reason="the first of us")
+    call_command("sign_in_link", "jo")
+    link = capsys.readouterr().out.splitlines()[-1]
+    browser = Client()
+    browser.post(link.removeprefix(settings.AFTERCALL_URL))
+    assert browser.get("/").status_code == 200
+    entry = Entry.objects.get(event="access")
+    assert (entry.tenant, entry.to_state, entry.actor.partition(":")[0]) == ("acme", "operator", "system")
+    assert entry.openings.get(field="reason").value == "the first of us"
+
+
+def test_a_role_is_taken_away_from_the_command_line(ledger_db):
+    call_command("give_role", "jo", "acme", "operator")
+    call_command("give_role", "jo", "acme", "none")
+    assert not Membership.objects.exists()
+    assert Entry.objects.filter(event="access").count() == 2
+
+
+@pytest.mark.parametrize("slug", ["Acme", "a b", "", "ü", "a" * 65])
+def test_a_tenant_that_no_ledger_would_take_is_not_made(ledger_db, slug):
+    with pytest.raises(CommandError, match="is no name of a tenant"):
+        call_command("give_role", "jo", slug, "viewer")
+    assert not User.objects.exists()

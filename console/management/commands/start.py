@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.core import checks
 from django.core.management import call_command, get_commands
 from django.core.management.base import BaseCommand, CommandParser
@@ -59,13 +60,14 @@ class Command(BaseCommand):
             call_command("collectstatic", interactive=False, verbosity=0)
             commands = [*processes.installation(host=host, port=port), *(example_processes() if example else [])]
             address = example_link() if example else settings.AFTERCALL_URL
+            next_step = hint(example)
             connections.close_all()
             supervisor = Supervisor(commands, folder=settings.BASE_DIR, say=self.say)
             with supervisor.signals():
                 try:
                     supervisor.start()
                     wait_for_console(host, port, supervisor)
-                    self.say(f"\nAftercall is at {address}\nCtrl-C ends it.\n")
+                    self.say(f"\nAftercall is at {address}\n{next_step}Ctrl-C ends it.\n")
                     supervisor.watch(also=tend_database)
                 finally:
                     supervisor.stop()
@@ -173,10 +175,7 @@ def prepare_database() -> None:
 
 def example_processes() -> list[Any]:
     """Return the example's processes, as far as this installation has them."""
-    addresses = {
-        name: address for name in processes.SANDBOX if (address := os.environ.get(f"ORDER_DESK_{name.upper()}_URL"))
-    }
-    commands = processes.example(addresses=addresses, var=settings.AFTERCALL_VAR)
+    commands = processes.example(addresses=processes.sandbox_pages(os.environ), var=settings.AFTERCALL_VAR)
     return [command for command in commands if command.name != "feed" or "order_desk_feed" in get_commands()]
 
 
@@ -187,6 +186,14 @@ def example_link() -> str:
     module = import_module("console.example")
     module.prepare()
     return str(module.sign_in_link())
+
+
+def hint(example: bool) -> str:
+    """Return what a reader of the address needs to know next."""
+    if example:
+        pay = processes.sandbox_pages(os.environ).get("pay", "")
+        return f"The link works once. What the outside world saw of the refunds is at {pay}\n"
+    return "" if User.objects.exists() else "Nobody may sign in yet; see `manage.py give_role --help`.\n"
 
 
 def wait_for_console(host: str, port: int, supervisor: Supervisor) -> None:
