@@ -1,4 +1,4 @@
-"""The quick way to the canonical form gives the bytes of the slow one, or a key would change under a stored operation."""
+"""The quick way to the canonical form gives the bytes of the slow one, or keys would change under stored operations."""
 
 import pytest
 import rfc8785
