@@ -16,7 +16,7 @@ from .actors import SYSTEM
 from .models import Operation
 from .scrub import fault
 from .sealing import CannotOpen
-from .states import Kind, State
+from .states import RUN_TERMINAL, Kind, State
 from .transition import TransitionRefused
 
 log = structlog.get_logger(__name__)
@@ -52,10 +52,21 @@ def handle(pk: int) -> None:
         if looked.judgement is not None and looked.judgement.repeat:
             _repeat(looked.operation)
     elif operation.escalated_at is None and state in (State.READY, State.FAILED_RETRYABLE):
-        if operation.run_id is not None:
-            runs.advance(operation.run_id)  # its run claims it, under the run's lease
-        else:
+        if operation.run_id is None:
             _retry(operation)
+        elif runs.advance(operation.run_id).state in RUN_TERMINAL:  # its run claims it, under the run's lease
+            _give_up(operation)
+
+
+def _give_up(operation: Operation) -> None:
+    """Its run has ended and sends nothing more; that no attempt was applied is proven."""
+    transition.transition(
+        operation.subject,
+        to=State.FAILED_TERMINAL,
+        version=operation.version,
+        patch={"reason_code": "run_ended"},
+        fact=SYSTEM.fact("run_ended"),
+    )
 
 
 def _retry(operation: Operation) -> None:

@@ -108,6 +108,7 @@ REASONS: dict[str, str] = {
     "older_version_waiting": "an older version of this intent still waits",
     "newer_version_exists": "a newer version of this intent exists",
     "not_repeated": "not sent again",
+    "run_ended": "its run has ended, so it is not tried any more",
     # what people and automation did
     "claimed": "claimed under a lease",
     "started": "started",

@@ -32,7 +32,7 @@ from tests.processes import spawn, wait_until
 from tests.world import World
 
 PROVIDERS = [f"examples.order_desk.providers.{name}" for name in ("pay", "carrier", "mail", "tickets")]
-WATCHED = ("pending", "ready", "failed_retryable", "ambiguous")
+WORKFLOW = "tests.three_steps.THREE"
 
 
 class Worker:
@@ -198,7 +198,9 @@ class Desk:
 @pytest.fixture(scope="session")
 def nursery(test_database: database.TestDatabase, whole_world: World) -> Iterator[Nursery]:
     """Started once: what a worker imports takes longer than what it does."""
-    made = Nursery({**test_database.environment(), "AFTERCALL_PROVIDERS": ",".join(PROVIDERS)})
+    made = Nursery(
+        {**test_database.environment(), "AFTERCALL_PROVIDERS": ",".join(PROVIDERS), "AFTERCALL_WORKFLOWS": WORKFLOW}
+    )
     yield made
     made.stop()
 
@@ -207,6 +209,7 @@ def nursery(test_database: database.TestDatabase, whole_world: World) -> Iterato
 def desk(nursery: Nursery, tmp_path: Path, clock: database.Clock, world: World, settings: Any) -> Iterator[Desk]:
     """Ledger, world and workers, all empty."""
     settings.AFTERCALL_PROVIDERS = PROVIDERS
+    settings.AFTERCALL_WORKFLOWS = [WORKFLOW]
     settings.AFTERCALL_BACK_OFF = 2.0
     registry.forget()
     workers._known.clear()  # the row behind the name went with the test before
