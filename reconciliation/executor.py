@@ -30,7 +30,7 @@ from . import keys, policy, registry, sealing, settlement, spool, storable, tran
 from .actors import Actor
 from .keys import Identity, InvalidField
 from .models import JournalEntry, Operation
-from .policy import boot_seconds
+from .policy import RetryPolicy, boot_seconds
 from .providers.base import ActionSpec, Call, Json, NotSent, OutcomeUnknown, Provider, Receipt, Repeat
 from .scrub import fault
 from .settlement import Judged
@@ -89,6 +89,9 @@ class Intent:
     requested_by: str = ""
     on_behalf_of: str = ""
     intended_at: datetime | None = None
+    retry: RetryPolicy | None = None
+    undo_of: int | None = None  # the operation that this one reverses
+    spent_is_final: bool = True  # False: a spent budget waits for a person instead of failing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +138,14 @@ class Claim:
     first_sent_at: datetime | None
     same_key_until: datetime | None
     provider_operation_id: str = ""
+    retry: RetryPolicy
+    spent_is_final: bool = True
+    cost: int = 0  # minor units, of the attempts before this one
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the first send to this claim."""
+        return (self.at - self.first_sent_at).total_seconds() if self.first_sent_at else 0.0
 
     def call(self) -> Call:
         """What the adapter gets."""
@@ -202,6 +213,9 @@ def row_of(intent: Intent, provider: Provider, spec: ActionSpec) -> dict[str, An
         "requested_by": intent.requested_by,
         "on_behalf_of": intent.on_behalf_of,
         "intended_at": intent.intended_at.isoformat() if intent.intended_at else None,
+        "retry_policy": intent.retry.text() if intent.retry else "",
+        "undo_of_id": intent.undo_of,
+        "spent_is_final": intent.spent_is_final,
     }
 
 
@@ -255,6 +269,8 @@ def _claim_new(
         at=moved.at,
         first_sent_at=None,
         same_key_until=None,
+        retry=intent.retry or RetryPolicy(attempts=spec.attempts),
+        spent_is_final=intent.spent_is_final,
     )
 
 
@@ -341,6 +357,9 @@ def claim_again(operation: Operation, *, actor: Actor, reason: str = "", held: H
         first_sent_at=operation.first_sent_at,
         same_key_until=operation.same_key_until,
         provider_operation_id=operation.provider_operation_id,
+        retry=RetryPolicy.read(operation.retry_policy, spec),
+        spent_is_final=operation.spent_is_final,
+        cost=operation.cost_minor,
     )
 
 

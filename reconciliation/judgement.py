@@ -140,7 +140,7 @@ def _judge_proven_absence(evidence: Evidence, counted: Mapping[str, Any]) -> Jud
         return _look_again(evidence, "old_worker_may_still_send", counted=counted)
     absences = operation.absences + 1
     patch = {**counted, "absences": absences, "unknown_attempts": [], "error_class": "", "reason_code": "absent"}
-    if absences > 1 or operation.attempts >= spec.attempts:
+    if absences > 1 or operation.attempts >= _attempts(evidence):
         mark = {"escalation_reason": "absent_again", "due_at": None}
         return Judgement(
             to=State.FAILED_RETRYABLE, reason_code="absent", escalate="absent_again", patch={**patch, **mark},
@@ -156,7 +156,7 @@ def _look_again(evidence: Evidence, reason: str, *, counted: Mapping[str, Any] |
     if operation.escalated_at is not None:
         return Judgement(to=None, reason_code=reason, patch=patch)
     repeat = _safe_to_repeat(evidence)
-    if _time_is_up(evidence) or (repeat and operation.attempts >= evidence.spec.attempts):
+    if _time_is_up(evidence) or (repeat and operation.attempts >= _attempts(evidence)):
         why = "old_worker_may_still_send" if _only_its_worker_blocks(evidence, reason) else "no_conclusive_answer"
         mark = {"escalation_reason": why, "due_at": None}
         return Judgement(to=None, reason_code=reason, escalate=why, patch={**patch, **mark}, after={"escalated_at": 0})
@@ -167,6 +167,10 @@ def _only_its_worker_blocks(evidence: Evidence, reason: str) -> bool:
     """Whether absence would be proven but for a worker that may still send, also where this read came too soon."""
     enough = evidence.operation.absent_reads >= evidence.spec.absence_reads
     return reason == "old_worker_may_still_send" or (reason == "reads_too_close" and enough)
+
+
+def _attempts(evidence: Evidence) -> int:
+    return policy.RetryPolicy.read(evidence.operation.retry_policy, evidence.spec).attempts
 
 
 def _time_is_up(evidence: Evidence) -> bool:
@@ -208,7 +212,7 @@ def judge_report(evidence: Evidence) -> Judgement:
         return replace(found, patch=reported, reason_code="late_report")
     operation = evidence.operation
     patch: dict[str, Any] = {"unknown_attempts": [], "reason_code": "late_report", "not_before": None}
-    if operation.escalated_at is None and operation.attempts < evidence.spec.attempts:
+    if operation.escalated_at is None and operation.attempts < _attempts(evidence):
         return Judgement(to=State.FAILED_RETRYABLE, reason_code="late_report", patch=patch, after={"due_at": 0})
     mark = {"escalation_reason": operation.escalation_reason or "budget_spent", "due_at": None}
     after = {} if operation.escalated_at else {"escalated_at": 0.0}

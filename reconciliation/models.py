@@ -57,6 +57,10 @@ class Run(models.Model):
     lease_until = models.DateTimeField(null=True)
     due_at = models.DateTimeField(null=True)  # when the sweep looks at it next; null: woken by a transition only
     waiting_for = models.CharField(max_length=200, default="")  # the step at which it stands
+    lock = models.CharField(max_length=200, default="")  # what it works on alone, if anything
+    lock_held = models.BooleanField(default=False)
+    waived = ArrayField(models.CharField(max_length=200), default=list)  # steps whose undo a person vouched for
+    replans = models.IntegerField(default=0)  # fresh decisions asked for so far
     escalated_at = models.DateTimeField(null=True)
     escalation_reason = models.CharField(max_length=64, default="")
     reason_code = models.CharField(max_length=64, default="")
@@ -86,6 +90,8 @@ class Run(models.Model):
                 condition=~Q(state__in=[str(s) for s in RUN_TERMINAL]) | Q(due_at__isnull=True),
                 name="run_ended_is_not_due",
             ),
+            # One run at a time works on what a lock names.
+            models.UniqueConstraint(fields=["tenant", "lock"], condition=Q(lock_held=True), name="run_lock_held_once"),
         ]
         indexes = [
             models.Index(fields=["due_at"], condition=Q(due_at__isnull=False), name="run_due"),
@@ -118,6 +124,10 @@ class Operation(models.Model):
     key = models.CharField(max_length=80, unique=True, db_collation="C")
     run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="operations", db_index=False)
     execution = models.CharField(max_length=12, default="aftercall")  # who sends: aftercall | caller
+    # What this one reverses; its step is then called undo:<step>.
+    undo_of = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="undos", db_index=False)
+    retry_policy = models.TextField(default="")  # RetryPolicy as data; "": what the action declares
+    spent_is_final = models.BooleanField(default=True)  # a spent budget fails it; else it waits for a person
 
     provider = models.CharField(max_length=64)
     account = models.CharField(max_length=120)
@@ -236,6 +246,7 @@ class Operation(models.Model):
                 fields=["provider_operation_id"], condition=~Q(provider_operation_id=""), name="operation_provider_id"
             ),
             models.Index(fields=["run", "id"], condition=Q(run__isnull=False), name="operation_run"),
+            models.Index(fields=["undo_of"], condition=Q(undo_of__isnull=False), name="operation_undo_of"),
         ]
 
     @property
@@ -278,6 +289,32 @@ class JournalEntry(models.Model):
             models.Index(fields=["operation", "id"], condition=Q(operation__isnull=False), name="journal_operation"),
             models.Index(fields=["run", "id"], condition=Q(run__isnull=False), name="journal_run"),
         ]
+
+
+class Chosen(models.Model):
+    """What a choice step proposed: stored once, reused on every replay. Append-only."""
+
+    run = models.ForeignKey(Run, on_delete=models.PROTECT, related_name="choices", db_index=False)
+    step = models.CharField(max_length=200)
+    version = models.IntegerField()  # a fresh decision is a new version, with a reason
+    valid = models.BooleanField()
+    problem = models.TextField(default="")  # why an invalid proposal was refused
+    reason = models.TextField(default="")  # why it was decided afresh
+    value_shown = models.TextField(default="{}")
+    value_sealed = models.TextField(default="")
+    at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            # Two workers that ask at the same time: the first valid proposal of a version counts for both.
+            models.UniqueConstraint(fields=["run", "step", "version"], condition=Q(valid=True), name="chosen_once"),
+        ]
+        indexes = [models.Index(fields=["run", "id"], name="chosen_run")]
+
+    @property
+    def value(self) -> Json:
+        """What was chosen, whole. Never to be shown."""
+        return join(self.value_shown, self.value_sealed)
 
 
 class AllowedMove(models.Model):

@@ -5,9 +5,11 @@ The table is design.md's "Retry decision". An error that no rule names is unknow
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -80,6 +82,57 @@ _NAMES: tuple[tuple[type[base.ProviderError], ErrorClass], ...] = (
     (base.KeyInUse, ErrorClass.KEY_IN_USE),
 )
 
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """How often, how long and at what cost one step is tried. It is stored with the operation, as data.
+
+    Times are in seconds, spend in minor units of `Receipt.cost`. `intervals` name the first waits exactly; after them
+    the wait grows by `factor` up to `longest`, less a random part of up to `jitter` of it.
+    """
+
+    attempts: int = 3
+    intervals: tuple[float, ...] = ()
+    factor: float = 2.0
+    longest: float | None = None  # defaults to AFTERCALL_BACK_OFF_CAP
+    jitter: float = 0.5
+    max_elapsed: float | None = None  # since the first send
+    max_spend: int | None = None
+    never: frozenset[ErrorClass] = frozenset()  # classes that fail at once although the table would retry them
+
+    def text(self) -> str:
+        """As it is stored."""
+        return json.dumps({**asdict(self), "never": sorted(self.never)}, sort_keys=True)
+
+    @classmethod
+    def read(cls, text: str, spec: ActionSpec) -> RetryPolicy:
+        """What was stored, or what the action declares where nothing was."""
+        if not text:
+            return cls(attempts=spec.attempts)
+        stored = json.loads(text)
+        never = frozenset(ErrorClass(name) for name in stored.pop("never"))
+        return cls(**{**stored, "intervals": tuple(stored["intervals"]), "never": never})
+
+    def wait(self, attempt: int, *, retry_after: float | None = None) -> float:
+        """Seconds until the attempt after `attempt`, never fewer than the provider asked for (capped)."""
+        return max(self._own_wait(attempt), min(retry_after or 0.0, RETRY_AFTER_CAP))
+
+    def _own_wait(self, attempt: int) -> float:
+        if attempt <= len(self.intervals):
+            return self.intervals[attempt - 1]
+        grown = settings.AFTERCALL_BACK_OFF * self.factor ** min(attempt - 1 - len(self.intervals), 32)
+        longest = min(grown, self.longest if self.longest is not None else settings.AFTERCALL_BACK_OFF_CAP)
+        return float(longest * random.uniform(1 - self.jitter, 1.0))  # noqa: S311 - spreads load, guards nothing
+
+    def spent(self, *, attempt: int, elapsed: float, spend: int) -> str:
+        """Which cap is reached after `attempt`, or nothing."""
+        if attempt >= self.attempts:
+            return "budget_spent"
+        if self.max_elapsed is not None and elapsed >= self.max_elapsed:
+            return "time_spent"
+        return "spend_cap" if self.max_spend is not None and spend >= self.max_spend else ""
+
+
 RETRY_AFTER_CAP = 3600.0  # seconds; a provider that asks for more is asked again after an hour
 IDENTICAL_REPLAYS = 2  # the provider replays one stored error: asking again with the key tells nothing new
 
@@ -118,13 +171,6 @@ def boot_seconds() -> float:
 def lease_seconds(spec: ActionSpec) -> float:
     """How long a claim holds: the call's time-out and a margin, never longer than the action may take."""
     return min(spec.timeout.total_seconds() + settings.AFTERCALL_LEASE_MARGIN, spec.max_duration.total_seconds())
-
-
-def back_off(attempt: int, *, retry_after: float | None = None) -> float:
-    """Seconds until the next attempt: exponential with jitter, never sooner than the provider asked for."""
-    longest = min(settings.AFTERCALL_BACK_OFF * 2.0 ** (attempt - 1), settings.AFTERCALL_BACK_OFF_CAP)
-    waited = longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
-    return max(waited, min(retry_after or 0.0, RETRY_AFTER_CAP))
 
 
 def look_up_delay(look_ups: int, *, provable_in: float | None = None) -> float:

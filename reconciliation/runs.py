@@ -7,25 +7,31 @@ same transaction. A run's steps are claimed under the run's lease: whoever lost 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import structlog
 from django.conf import settings
+from django.db import connections
+from django.db.models import Sum
 
-from . import executor, keys, registry, sealing, transition, workers
+from . import choosing, compensation, keys, leases, registry, sealing, transition
 from .actors import SYSTEM, Actor
-from .executor import Disposition, Held, Intent, Outcome
+from .executor import Held, Intent
 from .keys import Identity, InvalidField
 from .models import Operation, Run
 from .policy import lease_seconds
+from .progress import Progress, next_due
 from .providers.base import Json
-from .scrub import fault
-from .states import RUN_TERMINAL, Kind, RunState, State, Subject
+from .states import RUN_TERMINAL, RunState, State
 from .transition import TransitionRefused
-from .workflows import Facts, Step, Workflow
+from .workflows import Choice, Step, Workflow
 
 log = structlog.get_logger(__name__)
+
+AT_ONCE = 4  # independent steps of one run that are sent side by side
 
 
 class RunMismatch(Exception):
@@ -67,10 +73,7 @@ def start(
 def _row(workflow: Workflow, *, tenant: str, workflow_id: str, input: Json) -> dict[str, Any]:
     if not isinstance(input, dict):
         raise InvalidField("input", "must be a JSON object")
-    try:
-        business_object = workflow.business_object(input)
-    except (KeyError, TypeError, ValueError) as missing:
-        raise InvalidField("input", "lacks what the workflow needs to name its business object") from missing
+    business_object = _declared(workflow.business_object, input, what="the business object")
     # The identity of a first step is checked here, so that a run that could never send is not started.
     Identity(
         tenant=tenant, workflow_type=workflow.name, workflow_id=workflow_id, step="-", business_object=business_object
@@ -82,10 +85,19 @@ def _row(workflow: Workflow, *, tenant: str, workflow_id: str, input: Json) -> d
         "workflow_id": workflow_id,
         "workflow_version": workflow.version,
         "business_object": str(business_object),
+        "lock": str(_declared(workflow.lock, input, what="the lock")) if workflow.lock else "",
         "input_shown": shown,
         "input_sealed": sealed,
         "input_fingerprint": keys.fingerprint(provider="-", account="-", action=workflow.name, request=input),
     }
+
+
+def _declared(function: Any, input: Json, *, what: str) -> Any:
+    """What the declaration makes of the input; a member that it misses is the input's fault, and is named."""
+    try:
+        return function(input)
+    except KeyError as missing:
+        raise InvalidField(f"input.{missing.args[0]}", f"is missing; {what} is taken from it") from missing
 
 
 # Holding
@@ -101,39 +113,13 @@ def holding(operation: Operation, *, held: Held | None, actor: Actor) -> Iterato
         yield held
         return
     run = Run.objects.get(pk=operation.run_id)
-    spec = registry.spec(operation.provider, operation.action)
-    lease = _take(run, actor=actor, seconds=_step_lease(lease_seconds(spec)))
+    seconds = leases.with_margin(lease_seconds(registry.spec(operation.provider, operation.action)))
+    undoing = operation.undo_of_id is not None
+    lease = leases.take(run, to=RunState.COMPENSATING if undoing else RunState.RUNNING, actor=actor, seconds=seconds)
     try:
         yield lease
     finally:
-        _give_back(run, lease, actor)
-
-
-def _take(run: Run, *, actor: Actor, seconds: float) -> Held:
-    try:
-        transition.transition(
-            run.subject,
-            to=RunState.RUNNING,
-            version=run.version,
-            patch={"generation": run.generation + 1, "lease_owner": workers.me()},
-            after={"lease_until": seconds, "due_at": seconds},
-            guard=("not_held",),
-            fact=actor.fact("taken", generation=run.generation + 1),
-        )
-    except (transition.NotInTable, transition.LeaseLive, transition.StaleVersion) as refusal:
-        raise transition.RunNotHeld(kind=Kind.RUN, pk=run.pk, source=refusal.source, target=RunState.RUNNING) from None
-    return Held(run_id=run.pk, generation=run.generation + 1)
-
-
-def _give_back(run: Run, lease: Held, actor: Actor) -> None:
-    try:
-        _leave(run.subject, lease, to=RunState.PENDING, reason_code="step_attempted", actor=actor, after={"due_at": 0})
-    except TransitionRefused as refusal:  # the lease ran out meanwhile: the run is due again by itself
-        log.info("run_not_given_back", run=run.pk, verdict=refusal.verdict)
-
-
-def _step_lease(step_seconds: float) -> float:
-    return step_seconds + float(settings.AFTERCALL_LEASE_MARGIN)
+        leases.give_back(run, lease, actor=actor, undoing=undoing)
 
 
 # Advancing
@@ -144,67 +130,81 @@ def advance(pk: int, *, actor: Actor = SYSTEM) -> Run:
     run = Run.objects.get(pk=pk)
     if run.state in RUN_TERMINAL or run.escalated_at is not None:
         return run
+    undoing = run.state == RunState.COMPENSATING
     try:
         workflow = registry.workflow(run.workflow_type, run.workflow_version)
-        lease = _take(run, actor=actor, seconds=_first_lease(workflow))
+        to = RunState.COMPENSATING if undoing else RunState.RUNNING
+        lease = leases.take(run, to=to, actor=actor, seconds=leases.longest(workflow))
     except registry.Unregistered as missing:
         log.warning("run_left_to_others", run=pk, why=str(missing))
         return run
-    except transition.RunNotHeld:
+    except transition.LockHeld:
+        leases.wait_for_lock(run)
+        return Run.objects.get(pk=pk)
+    except TransitionRefused:
         return run
     try:
-        _walk(run, workflow, lease)
+        (compensation.walk_back if undoing else _walk)(run, workflow, lease)
     except TransitionRefused as refusal:  # fenced: another holder goes on from what is settled
         log.info("run_lost", run=pk, verdict=refusal.verdict)
     return Run.objects.get(pk=pk)
 
 
-def _first_lease(workflow: Workflow) -> float:
-    return max((_seconds_of(step) for step in workflow.steps), default=float(settings.AFTERCALL_LEASE_MARGIN))
-
-
-def _seconds_of(step: Step) -> float:
-    return _step_lease(lease_seconds(registry.spec(step.provider, step.action)))
-
-
 def _walk(run: Run, workflow: Workflow, lease: Held) -> None:
-    facts = Facts(input=run.input, results={})
-    for step in workflow.steps:
-        outcome = _step(run, step, facts, lease)
-        if outcome is None or not _goes_on(run, step, outcome, lease):
-            return
-        facts = Facts(input=facts.input, results={**facts.results, step.name: outcome.result})
-    _leave(run.subject, lease, to=RunState.SUCCEEDED, reason_code="all_steps_verified")
+    """Start what may start until nothing more does; then leave the run where it stands."""
+    tried: set[str] = set()
+    while True:
+        progress = Progress.of(run, workflow)
+        stop = _cap_reached(progress) or ("" if not _blocked(progress) else "blocked")
+        ready = [] if stop else [step for step in progress.startable() if step.name not in tried]
+        if not ready:
+            return _settle(progress, lease, cap=stop)
+        tried |= {step.name for step in ready}
+        fault = _start_all(progress, ready, lease)
+        if fault:
+            return leases.stop(run, lease, step=fault[0], reason=fault[1])
 
 
-def _step(run: Run, step: Step, facts: Facts, lease: Held) -> Outcome | None:
-    """Perform one step, or None where the run stopped because of a fault in its declaration or input."""
-    if transition.heartbeat_run(run.subject, generation=lease.generation, seconds=_seconds_of(step)) is None:
-        return None
+def _blocked(progress: Progress) -> bool:
+    """A step that failed for good or was stopped lets no new one start; independent unknown ones do not block."""
+    return bool(progress.in_state(State.FAILED_TERMINAL, State.TERMINATED))
+
+
+def _cap_reached(progress: Progress) -> str:
+    workflow, run = progress.workflow, progress.run
+    if workflow.max_elapsed is not None and transition.database_now() - run.created_at >= workflow.max_elapsed:
+        return "run_time_spent"
+    if workflow.max_spend is not None:
+        spent = Operation.objects.filter(run=run).aggregate(spent=Sum("cost_minor"))["spent"] or 0
+        return "run_spend_cap" if spent >= workflow.max_spend else ""
+    return ""
+
+
+def _start_all(progress: Progress, ready: list[Step | Choice], lease: Held) -> tuple[str, str] | None:
+    """Each ready step once, side by side where there are several. Returns (step, reason) of a fault that stops it."""
+    if len(ready) == 1:
+        return _start(progress, ready[0], lease)
+    with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(ready))) as pool:
+        faults = list(pool.map(lambda step: _start_apart(progress, step, lease), ready))
+    return next((fault for fault in faults if fault), None)
+
+
+def _start_apart(progress: Progress, step: Step | Choice, lease: Held) -> tuple[str, str] | None:
     try:
-        intent = _intent(run, step, facts, lease)
-        return executor.perform(intent, actor=Actor(id=workers.me(), kind="worker"))
-    except executor.LedgerUnavailable:
-        raise
-    except executor.FingerprintMismatch:
-        _stop(run, step, lease, reason="request_changed")
-    except _STANDS_IN_THE_WAY as refusal:
-        _stop(run, step, lease, reason=refusal.verdict)
-    except sealing.CannotOpen:
-        _stop(run, step, lease, reason="request_unreadable")
-    except (InvalidField, registry.Unregistered, KeyError, TypeError, ValueError) as error:
-        log.error("step_cannot_be_built", run=run.pk, step=step.name, **fault(error))
-        _stop(run, step, lease, reason="step_cannot_be_built")
-    return None
+        return _start(progress, step, lease)
+    finally:
+        connections.close_all()  # a thread has connections of its own
 
 
-# Refusals that waiting does not cure: the run would come back with the same one for ever.
-_STANDS_IN_THE_WAY = (
-    transition.OlderVersionOpen, transition.OlderVersionWaiting, transition.NewerVersionExists,
-)  # fmt: skip
+def _start(progress: Progress, step: Step | Choice, lease: Held) -> tuple[str, str] | None:
+    if isinstance(step, Choice):
+        stepping.stay(progress.run, lease, seconds=leases.of_step(step))
+        return choosing.choose(progress, step, lease)
+    return stepping.send(progress.run, step.name, lambda: _intent(progress, step, lease), lease)
 
 
-def _intent(run: Run, step: Step, facts: Facts, lease: Held) -> Intent:
+def _intent(progress: Progress, step: Step, lease: Held) -> Intent:
+    run, facts = progress.run, progress.facts
     return Intent(
         identity=Identity(
             tenant=run.tenant,
@@ -219,74 +219,53 @@ def _intent(run: Run, step: Step, facts: Facts, lease: Held) -> Intent:
         held=lease,
         requested_by=run.requested_by,
         on_behalf_of=run.on_behalf_of,
+        retry=step.retry,
+        # Before the pivot a failure walks back; from the pivot on the step must be done, so a person is called.
+        spent_is_final=progress.workflow.before_pivot(step) or progress.workflow.pivot is step,
     )
 
 
-def _goes_on(run: Run, step: Step, outcome: Outcome, lease: Held) -> bool:
-    """Whether the next step may start; otherwise leaves the run where it now stands."""
-    if outcome.state is State.SUCCEEDED:
-        return True
-    if outcome.state in (State.READY, State.FAILED_RETRYABLE):
-        _wait(run, step, outcome, lease)
-    elif outcome.state in (State.AMBIGUOUS, State.PENDING):
-        _leave(
-            run.subject, lease, to=RunState.UNCERTAIN, reason_code="step_unknown", waiting_for=step.name,
-            after=_watched(outcome),
-        )  # fmt: skip
-    elif outcome.state is State.FAILED_TERMINAL and not _anything_applied(run):
-        _leave(run.subject, lease, to=RunState.FAILED, reason_code="step_failed", waiting_for=step.name)
-    else:
-        reason = "step_terminated" if outcome.state is State.TERMINATED else "step_failed_after_effects"
-        _stop(run, step, lease, reason=reason)
-    return False
+# Where the run stands when nothing more starts by itself
 
 
-def _watched(outcome: Outcome) -> dict[str, float]:
-    # Its transition wakes the run; a step that another holder has in flight is looked at again as well.
-    in_flight = outcome.disposition in (Disposition.IN_PROGRESS, Disposition.EXECUTED)
-    return {"due_at": float(settings.AFTERCALL_TAKE_AGAIN)} if in_flight and outcome.state is State.PENDING else {}
+def _settle(progress: Progress, lease: Held, *, cap: str) -> None:
+    run = progress.run
+    if progress.finished:
+        return leases.leave(run.subject, lease, to=RunState.SUCCEEDED, reason_code="all_steps_verified")
+    if cap and cap != "blocked":
+        return leases.stop(run, lease, step="", reason=cap)
+    if progress.unknown:
+        return _uncertain(progress, lease)
+    stopped = progress.in_state(State.TERMINATED)
+    if stopped:
+        return leases.stop(run, lease, step=stopped[0].step, reason="step_terminated")
+    if progress.failed:
+        return compensation.after_failure(progress, lease)
+    return _wait(progress, lease)
 
 
-def _wait(run: Run, step: Step, outcome: Outcome, lease: Held) -> None:
-    operation = Operation.objects.only("due_at", "escalated_at").get(pk=outcome.pk)
-    due = operation.due_at.isoformat() if operation.due_at else None  # held: woken when somebody repairs it
-    _leave(
-        run.subject, lease, to=RunState.PENDING, reason_code="step_waits", waiting_for=step.name, patch={"due_at": due}
-    )
-
-
-def _anything_applied(run: Run) -> bool:
-    applied = Operation.objects.filter(run=run, state=State.SUCCEEDED)
-    return any(registry.spec(o.provider, o.action).repeat != "read" for o in applied.only("provider", "action"))
-
-
-def _stop(run: Run, step: Step, lease: Held, *, reason: str) -> None:
-    """The run cannot go on by itself: it is marked where it stands, and a person must act."""
-    _leave(
-        run.subject, lease, to=RunState.PENDING, reason_code=reason, waiting_for=step.name,
-        patch={"escalation_reason": reason}, after={"escalated_at": 0},
+def _uncertain(progress: Progress, lease: Held) -> None:
+    """Its transition wakes the run; a step that another holder has in flight is looked at again as well."""
+    first = progress.unknown[0]
+    again = timedelta(seconds=float(settings.AFTERCALL_TAKE_AGAIN)).total_seconds()
+    in_flight = {"due_at": again} if first.state == State.PENDING else {}
+    leases.leave(
+        progress.run.subject, lease, to=RunState.UNCERTAIN, reason_code="step_unknown", waiting_for=first.step,
+        after=in_flight,
     )  # fmt: skip
 
 
-def _leave(
-    subject: Subject,
-    lease: Held,
-    *,
-    to: RunState,
-    reason_code: str,
-    waiting_for: str = "",
-    actor: Actor = SYSTEM,
-    patch: dict[str, Any] | None = None,
-    after: dict[str, float] | None = None,
-) -> None:
-    transition.transition(
-        subject,
-        to=to,
-        generation=lease.generation,
-        guard=("held",),
-        patch={"reason_code": reason_code, "waiting_for": waiting_for, "due_at": None, **(patch or {})},
-        after=after,
-        fact=actor.fact(reason_code, step=waiting_for),
+def _wait(progress: Progress, lease: Held) -> None:
+    waiting = progress.in_state(State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
+    due = next_due(waiting)  # none: held or awaiting a person, woken by the transition that ends it
+    asks = waiting and all(o.state == State.AWAITING_APPROVAL for o in waiting)
+    leases.leave(
+        progress.run.subject,
+        lease,
+        to=RunState.AWAITING_APPROVAL if asks else RunState.PENDING,
+        reason_code="step_awaits_approval" if asks else "step_waits",
+        waiting_for=waiting[0].step if waiting else "",
+        patch={"due_at": due.isoformat() if due else None},
     )
 
 
@@ -296,9 +275,10 @@ def _leave(
 def resume(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
     """Let automation go on with a run that was marked. What a step's state forbids stays forbidden."""
     run = Run.objects.get(pk=pk)
+    keeps = run.state in (RunState.PENDING, RunState.COMPENSATING)
     transition.transition(
         run.subject,
-        to=None if run.state == RunState.PENDING else RunState.PENDING,
+        to=None if keeps else RunState.PENDING,
         version=version,
         patch={"escalated_at": None, "escalation_reason": ""},
         after={"due_at": 0},

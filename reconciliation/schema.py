@@ -16,9 +16,15 @@ from .states import MOVES
 
 SQL = Path(__file__).resolve().parent / "sql"
 # Steps of the other functions: nobody calls them from outside.
-INTERNAL = ("ledger_patch", "ledger_journal", "ledger_applied_reported")
+INTERNAL = ("ledger_patch", "ledger_journal", "ledger_applied_reported", "ledger_run_unknown")
 # State and journal are read by the application role and written through the functions alone.
-READ_ONLY = ("reconciliation_operation", "reconciliation_run", "reconciliation_journalentry", "reconciliation_move")
+READ_ONLY = (
+    "reconciliation_operation",
+    "reconciliation_run",
+    "reconciliation_journalentry",
+    "reconciliation_chosen",
+    "reconciliation_move",
+)
 # Bookkeeping that decides nothing.
 WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from . import policy, sealing
-from .policy import ErrorClass, Next
+from .policy import ErrorClass, Next, RetryPolicy
 from .providers.base import ActionSpec, Json, OutcomeUnknown, ProviderError, Receipt, compare
 from .scrub import excerpt
 from .states import Basis, State
@@ -37,6 +37,14 @@ class Attempt(Protocol):
     def identical_replays(self) -> int: ...
     @property
     def last_error(self) -> str: ...
+    @property
+    def retry(self) -> RetryPolicy: ...
+    @property
+    def spent_is_final(self) -> bool: ...
+    @property
+    def elapsed(self) -> float: ...
+    @property
+    def cost(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +115,7 @@ def _judge_receipt(attempt: Attempt, receipt: Receipt) -> Judged:
             "effect_id": "" if attempt.spec.id_names_target else _id(receipt),
             "result_shown": shown,
             "result_sealed": sealed,
-            "cost_minor": receipt.cost,
+            "cost_minor": attempt.cost + receipt.cost,
             "reason_code": "receipt",
             "error_class": "",
         },
@@ -190,23 +198,30 @@ def _judge_clean(attempt: Attempt, observed: Observed, error: BaseException, err
             to=State.FAILED_RETRYABLE, reason_code=str(error_class), observed=observed, patch=held,
             after={"escalated_at": 0},
         )  # fmt: skip
-    if decision is Next.FAIL:
+    if decision is Next.FAIL or error_class in attempt.retry.never:
         return Judged(to=State.FAILED_TERMINAL, reason_code=str(error_class), observed=observed, patch=facts)
-    if attempt.attempt >= attempt.spec.attempts and error_class is ErrorClass.NOT_SENT:
-        # Nothing left this machine: that is no final answer about the operation, so a person decides.
-        spent = {**facts, "reason_code": "budget_spent", "due_at": None, "escalation_reason": "budget_spent"}
-        return Judged(
-            to=State.FAILED_RETRYABLE, reason_code="budget_spent", observed=observed, patch=spent,
-            after={"escalated_at": 0},
-        )  # fmt: skip
-    if attempt.attempt >= attempt.spec.attempts:
-        spent = {**facts, "reason_code": "budget_spent"}
-        return Judged(to=State.FAILED_TERMINAL, reason_code="budget_spent", observed=observed, patch=spent)
-    wait = policy.back_off(attempt.attempt, retry_after=getattr(error, "retry_after", None))
+    spent = attempt.retry.spent(attempt=attempt.attempt, elapsed=attempt.elapsed, spend=attempt.cost)
+    if spent:
+        return _judge_spent(attempt, observed, {**facts, "reason_code": spent}, error_class)
+    wait = attempt.retry.wait(attempt.attempt, retry_after=getattr(error, "retry_after", None))
     return Judged(
         to=State.FAILED_RETRYABLE, reason_code=str(error_class), observed=observed, patch=facts,
         after={"due_at": wait, "not_before": wait},
     )  # fmt: skip
+
+
+def _judge_spent(attempt: Attempt, observed: Observed, facts: Mapping[str, Any], error_class: ErrorClass) -> Judged:
+    """Nothing was applied and no more is tried by itself: it fails or, where it must be done, a person is called.
+
+    Where nothing ever left this machine that is no final answer about the operation either.
+    """
+    spent = str(facts["reason_code"])
+    if attempt.spent_is_final and error_class is not ErrorClass.NOT_SENT:
+        return Judged(to=State.FAILED_TERMINAL, reason_code=spent, observed=observed, patch=facts)
+    waits = {**facts, "escalation_reason": spent, "due_at": None}
+    return Judged(
+        to=State.FAILED_RETRYABLE, reason_code=spent, observed=observed, patch=waits, after={"escalated_at": 0}
+    )
 
 
 def _judge_unknown(attempt: Attempt, observed: Observed, error: BaseException, error_class: ErrorClass) -> Judged:

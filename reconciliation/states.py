@@ -140,6 +140,7 @@ MOVES: tuple[Move, ...] = (
         Kind.RUN,
         RunState.PENDING,
         running="taken by a worker",
+        compensating="what was applied is undone",
         cancelled="cancelled by a person",
         failed="a step failed before anything was applied",
     ),
@@ -160,21 +161,25 @@ MOVES: tuple[Move, ...] = (
         RunState.UNCERTAIN,
         running="the unknown step is known now, or is being tried again",
         pending="resumed by a person",
+        compensating="what was applied is undone",
         cancelled="cancelled by a person",
     ),
     *_moves(
         Kind.RUN,
         RunState.AWAITING_APPROVAL,
         running="the person decided",
+        pending="resumed by a person",
+        compensating="what was applied is undone",
         cancelled="cancelled by a person",
     ),
     *_moves(
         Kind.RUN,
         RunState.COMPENSATING,
-        compensating="taken over after the lease ran out",
+        compensating="taken by a worker, or taken over after the lease ran out",
         compensated="each applied step is undone or waived",
         cancelled="cancelled by a person",
     ),
+    *_moves(Kind.RUN, RunState.CANCELLED, compensating="a person has what was applied undone"),
 )
 
 PAIRS: frozenset[tuple[str, str | None, str]] = frozenset((m.kind, m.source, m.target) for m in MOVES)

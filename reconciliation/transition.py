@@ -78,6 +78,14 @@ class RunNotHeld(TransitionRefused):
     verdict, sentence = "run_not_held", "Its run is not running under this holder; a stopped run sends nothing."
 
 
+class StepUnknown(TransitionRefused):
+    verdict, sentence = "step_unknown", "One of its steps is in flight or unknown; find out first."
+
+
+class LockHeld(TransitionRefused):
+    verdict, sentence = "lock_held", "Another run works on the same thing; this one waits for its end."
+
+
 class NotInTable(TransitionRefused):
     verdict, sentence = "not_in_table", "The transition table has no such move."
 
@@ -101,7 +109,7 @@ REFUSALS: dict[str, type[TransitionRefused]] = {
     error.verdict: error
     for error in (
         Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, NewerSent, ReportedApplied, RunNotHeld,
-        NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting,
+        StepUnknown, LockHeld, NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting,
     )
 }  # fmt: skip
 
@@ -214,6 +222,17 @@ def open_run(*, row: Mapping[str, Any], after: Mapping[str, float], fact: Fact) 
         return None
     _raise_unless_moved(verdict, kind=Kind.RUN, pk=pk, source=detail, target=str(row["state"]))
     return Moved(pk=pk, at=at, source="", version=1)
+
+
+def choose(subject: Subject, *, generation: int, row: Mapping[str, Any]) -> bool:
+    """Store what a choice step proposed. False where another holder's valid proposal of this version came first.
+
+    Raises RunNotHeld where the lease on the run is over.
+    """
+    (verdict,) = _call("SELECT ledger_choose(%s, %s, %s::jsonb)", [subject.pk, generation, _json(row)])
+    if verdict == "run_not_held":
+        raise RunNotHeld(kind=subject.kind, pk=subject.pk, source="", target=None)
+    return bool(verdict == "moved")
 
 
 def note(subject: Subject, observed: Sequence[Observed], *, look_soon: bool = False) -> datetime:

@@ -1,16 +1,19 @@
-"""A workflow is a declared list of steps: what to do, in which order, on which object.
+"""A workflow is a declaration: what to do, in which order, on which object, and how each effect is undone.
 
-Sagas, decisions, approvals and schedules widen this declaration; their fields are here where a step already declares
-them (`kind`, `undo`), so that a page can show the pivot and what cannot be undone.
+Everything here is data and pure functions of a run's facts. It is checked when it is loaded (checks.py): a fault in a
+declaration is found at start, not in the middle of somebody's money.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
+from typing import Any
 
-from .providers.base import Json
+from .policy import RetryPolicy
+from .providers.base import Json, Repeat
 
 
 class StepKind(StrEnum):
@@ -23,37 +26,185 @@ class StepKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a step may build its request from: the run's input and the results of the steps before it."""
+    """What a step may build its request from: the run's input, and the results and choices of the steps before it."""
 
     input: Json
     results: Mapping[str, Json]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Undo:
+    """How the effect of a step is reversed: a new operation, never a rollback.
+
+    `request` is given the facts of the run and the result of the step. `after` names steps whose own undo must be done
+    first; without it the reverse of the declared order holds.
+    """
+
+    action: str
+    request: Callable[[Facts, Json], Json]
+    provider: str = ""  # defaults to the step's
+    after: tuple[str, ...] | None = None
+    retry: RetryPolicy | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consent:
+    """A step that needs a person's consent to its exact request, where `when` holds (always without it)."""
+
+    when: Callable[[Json], bool] | None = None  # given the request
+    policy: str = ""  # for the approver: "refunds above 500.00 need one approver"
+    expires_after: timedelta = timedelta(hours=4)
+    use_within: timedelta = timedelta(minutes=30)  # from the approval to the claim
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step. `request` must give the same object each time that it is given the same facts."""
+    """One effect. `request` must give the same object each time that it is given the same facts.
+
+    `after` names the steps whose results it needs; without it the step follows the one declared before it. A step
+    before the pivot that has an effect declares `undo`, or `undo=None` with the reason in `cannot_undo`, which is shown
+    before a run starts.
+    """
 
     name: str
     provider: str
     action: str
     request: Callable[[Facts], Json]
     kind: StepKind = StepKind.COMPENSABLE
+    undo: Undo | None = None
+    cannot_undo: str = ""
+    after: tuple[str, ...] | None = None
     business_object: Callable[[Facts], str] | None = None  # defaults to the run's
+    retry: RetryPolicy | None = None  # defaults to what the action declares
+    consent: Consent | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A step whose outcome is not determined by the facts: a model's proposal, the clock, a random value, a read.
+
+    `choose` is asked once; what it proposes is validated (`schema`: a pydantic model or None), stored, and reused on
+    every replay. An invalid proposal is kept, masked, for diagnosis, and spends one of `proposals`.
+    """
+
+    name: str
+    choose: Callable[[Facts], Any]
+    schema: Any = None
+    shown: tuple[str, ...] = ()
+    after: tuple[str, ...] | None = None
+    proposals: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workflow:
-    """A named, versioned list of steps. A run keeps the version with which it began."""
+    """A named, versioned declaration. A run keeps the version with which it began."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[Step | Choice, ...]
     business_object: Callable[[Json], str]
     version: int = 1
     shown: tuple[str, ...] = field(default=())  # input fields that may be seen; all others are encrypted
+    lock: Callable[[Json], str] | None = None  # one run at a time for what this names; an unknown operation keeps it
+    max_elapsed: timedelta | None = None
+    max_spend: int | None = None  # minor units of Receipt.cost, over all steps
+    max_replans: int = 3  # fresh decisions, each with a reason
 
-    def __post_init__(self) -> None:
-        names = [step.name for step in self.steps]
-        if len(set(names)) < len(names):
-            raise ValueError(f"workflow {self.name}: step names must be unique")
-        if sum(step.kind is StepKind.PIVOT for step in self.steps) > 1:
-            raise ValueError(f"workflow {self.name}: at most one step may be the pivot")
+    def step(self, name: str) -> Step | Choice:
+        """The step called `name`. Raises KeyError."""
+        return next((step for step in self.steps if step.name == name), None) or _missing(name)
+
+    @property
+    def effects(self) -> tuple[Step, ...]:
+        """The steps that call a provider."""
+        return tuple(step for step in self.steps if isinstance(step, Step))
+
+    @property
+    def pivot(self) -> Step | None:
+        """The step after which the way is forward only."""
+        return next((step for step in self.effects if step.kind is StepKind.PIVOT), None)
+
+    def needs(self, step: Step | Choice) -> tuple[str, ...]:
+        """Which steps must have succeeded before `step` may start."""
+        if step.after is not None:
+            return step.after
+        place = self.steps.index(step)
+        return (self.steps[place - 1].name,) if place else ()
+
+    def before_pivot(self, step: Step | Choice) -> bool:
+        """Whether a failure of `step` walks back. Without a pivot every step does."""
+        pivot = self.pivot
+        return pivot is None or (step is not pivot and self.steps.index(step) < self.steps.index(pivot))
+
+    def undo_needs(self, step: Step) -> tuple[str, ...]:
+        """Steps whose undo must be done before that of `step`: as it declares, or all later ones."""
+        if step.undo is not None and step.undo.after is not None:
+            return step.undo.after
+        place = self.steps.index(step)
+        return tuple(later.name for later in self.effects if self.steps.index(later) > place)
+
+    def cannot_be_undone(self) -> Iterator[tuple[str, str]]:
+        """(step, reason) of what a run of this workflow cannot take back, for people to read before it starts."""
+        for step in self.effects:
+            if step.cannot_undo:
+                yield step.name, step.cannot_undo
+
+
+def _missing(name: str) -> Step:
+    raise KeyError(f"the workflow has no step {name!r}")
+
+
+# Checking a declaration: each problem is one sentence
+
+
+def problems(workflow: Workflow, repeat_of: Callable[[str, str], Repeat | None]) -> Iterator[str]:
+    """What is wrong with a declaration. `repeat_of` gives the class of a provider's action, or None if unknown."""
+    names = [step.name for step in workflow.steps]
+    if not names:
+        yield "it has no steps"
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"two steps are called {name!r}; names must be unique"
+    if sum(step.kind is StepKind.PIVOT for step in workflow.effects) > 1:
+        yield "more than one step is the pivot; at most one may be"
+    for step in workflow.steps:
+        yield from _order_problems(workflow, step, names)
+    for step in workflow.effects:
+        yield from _step_problems(workflow, step, repeat_of)
+
+
+def _order_problems(workflow: Workflow, step: Step | Choice, names: list[str]) -> Iterator[str]:
+    earlier = set(names[: workflow.steps.index(step)])
+    for needed in step.after or ():
+        if needed not in earlier:
+            yield f"step {step.name!r} comes after {needed!r}, which is not declared before it"
+    if ":" in step.name:
+        yield f"step {step.name!r} has a colon in its name; those are for undo steps"
+
+
+def _step_problems(workflow: Workflow, step: Step, repeat_of: Callable[[str, str], Repeat | None]) -> Iterator[str]:
+    repeat = repeat_of(step.provider, step.action)
+    if repeat is None:
+        yield f"step {step.name!r} uses {step.provider}/{step.action}, which no configured provider has"
+        return
+    reads = repeat is Repeat.READ
+    if step.undo is not None and step.cannot_undo:
+        yield f"step {step.name!r} has an undo and says that it cannot be undone; one of both is wrong"
+    if workflow.before_pivot(step) and not reads and step.undo is None and not step.cannot_undo:
+        yield (
+            f"step {step.name!r} comes before the pivot and has an effect: give it an undo, or undo=None with the "
+            "reason in cannot_undo"
+        )
+    if step.undo is not None:
+        yield from _undo_problems(workflow, step, repeat_of)
+
+
+def _undo_problems(workflow: Workflow, step: Step, repeat_of: Callable[[str, str], Repeat | None]) -> Iterator[str]:
+    assert step.undo is not None
+    provider = step.undo.provider or step.provider
+    if repeat_of(provider, step.undo.action) is None:
+        yield f"the undo of {step.name!r} uses {provider}/{step.undo.action}, which no configured provider has"
+    for needed in step.undo.after or ():
+        other = next((one for one in workflow.effects if one.name == needed), None)
+        if other is None:
+            yield f"the undo of {step.name!r} waits for that of {needed!r}, which is no step"
+        elif step.name in workflow.undo_needs(other):
+            yield f"the undos of {step.name!r} and {needed!r} wait for each other"

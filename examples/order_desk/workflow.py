@@ -13,7 +13,7 @@ pivot: before it everything can be undone, after it the way is forward only.
 from __future__ import annotations
 
 from reconciliation.providers.base import Json
-from reconciliation.workflows import Facts, Step, StepKind, Workflow
+from reconciliation.workflows import Facts, Step, StepKind, Undo, Workflow
 
 
 def _label(facts: Facts) -> Json:
@@ -38,6 +38,11 @@ def _mail(facts: Facts) -> Json:
     }
 
 
+def _named(facts: Facts, result: Json) -> Json:
+    """What an undo names: the object that the step made."""
+    return {"id": result["id"], "order": facts.input["order"]}
+
+
 def _close(facts: Facts) -> Json:
     return {"ticket": facts.input["ticket"]}
 
@@ -47,8 +52,20 @@ DAMAGED_ITEM = Workflow(
     business_object=lambda claim: str(claim["order"]),
     shown=("order", "ticket", "amount", "currency", "service", "window"),
     steps=(
-        Step(name="create_label", provider="carrier", action="label.create", request=_label),
-        Step(name="schedule_pickup", provider="carrier", action="pickup.schedule", request=_pickup),
+        Step(
+            name="create_label",
+            provider="carrier",
+            action="label.create",
+            request=_label,
+            undo=Undo(action="label.void", request=_named),
+        ),
+        Step(
+            name="schedule_pickup",
+            provider="carrier",
+            action="pickup.schedule",
+            request=_pickup,
+            undo=Undo(action="pickup.cancel", request=_named),
+        ),
         Step(name="issue_refund", provider="pay", action="refund.create", request=_refund, kind=StepKind.PIVOT),
         Step(name="send_email", provider="mail", action="message.send", request=_mail, kind=StepKind.RETRYABLE),
         Step(name="close_ticket", provider="tickets", action="ticket.close", request=_close, kind=StepKind.RETRYABLE),

@@ -81,13 +81,15 @@ DECLARE
     -- What a new row holds unless told otherwise; a column forgotten here is refused by its NOT NULL.
     v_blank CONSTANT jsonb := '{"execution": "aftercall", "request_shown": "{}", "request_sealed": "", "currency": "",
         "version": 1, "generation": 0, "lease_owner": "", "attempts": 0, "unknown_attempts": [], "absent_reads": 0,
+        "retry_policy": "", "spent_is_final": true,
         "look_ups": 0, "absences": 0, "sighted": false, "identical_replays": 0, "error_class": "", "reason_code": "", "escalation_reason": "",
         "basis": "", "provider_operation_id": "", "effect_id": "", "result_shown": "", "result_sealed": "",
         "cost_minor": 0, "requested_by": "", "on_behalf_of": ""}';
 BEGIN
     IF v_run_id IS NOT NULL THEN
         SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_run_id FOR SHARE;
-        IF v_run.state IS DISTINCT FROM 'running' OR v_run.generation IS DISTINCT FROM p_run_generation THEN
+        IF v_run.generation IS DISTINCT FROM p_run_generation OR v_run.state IS DISTINCT FROM
+           CASE WHEN p_row->>'undo_of_id' IS NULL THEN 'running' ELSE 'compensating' END THEN
             RETURN QUERY SELECT 'run_not_held'::text, v_run_id, aftercall_now(), coalesce(v_run.state, 'none')::text;
             RETURN;
         END IF;
@@ -173,8 +175,10 @@ BEGIN
               AND n.first_sent_at IS NOT NULL) THEN 'newer_sent'
         WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
         WHEN (p_to = 'pending' OR 'unreported' = ANY (p_guard)) AND ledger_applied_reported(p_id) THEN 'reported_applied'
-        WHEN p_to = 'pending' AND v_run_id IS NOT NULL AND (v_run.state <> 'running'
-            OR v_run.generation IS DISTINCT FROM p_run_generation) THEN 'run_not_held'
+        -- Forward steps are sent while the run goes forward, undo steps while it walks back, others never.
+        WHEN p_to = 'pending' AND v_run_id IS NOT NULL AND (v_run.generation IS DISTINCT FROM p_run_generation
+            OR v_run.state <> CASE WHEN v_old.undo_of_id IS NULL THEN 'running' ELSE 'compensating' END)
+            THEN 'run_not_held'
         WHEN p_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'operation'
             AND m.source = v_old.state AND m.target = p_to) THEN 'not_in_table'
     END;
@@ -222,15 +226,27 @@ BEGIN
         updated_at = v_new.updated_at, settled_at = v_new.settled_at
     WHERE o.id = p_id;
     IF v_run_id IS NOT NULL AND v_new.state <> v_old.state AND v_new.state <> 'pending'
-       AND v_run.state IN ('pending', 'uncertain', 'awaiting_approval') AND v_run.escalated_at IS NULL THEN
+       AND v_run.state IN ('pending', 'uncertain', 'awaiting_approval', 'compensating')
+       AND v_run.escalated_at IS NULL AND v_run.lease_until IS NULL THEN
         -- The run waits for this: wake it in the same transaction, so that no wake-up can be lost.
         UPDATE reconciliation_run r SET due_at = least(r.due_at, v_now) WHERE r.id = v_run_id;
+    END IF;
+    IF v_run.lock_held AND v_run.settled_at IS NOT NULL AND NOT ledger_run_unknown(v_run_id) THEN
+        -- An ended run keeps its lock while one of its operations is unknown, and no longer.
+        UPDATE reconciliation_run r SET lock_held = false WHERE r.id = v_run_id;
     END IF;
     PERFORM ledger_journal(p_id, NULL, v_now, p_journal);
     PERFORM audit_append('operation:' || p_id, v_old.tenant, 'transition', v_old.state, v_new.state, v_new.version,
                          p_body, p_openings);
     RETURN QUERY SELECT 'moved'::text, p_id, v_now, v_old.state::text, v_new.version;
 END $$;
+
+-- Whether something that a run did is in flight or unknown.
+CREATE OR REPLACE FUNCTION ledger_run_unknown(p_run bigint) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT EXISTS (SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_run AND (o.state IN ('pending', 'ambiguous')
+        OR o.state = 'terminated' AND o.unknown_attempts <> '{}'));
+$$;
 
 -- The birth of a run. A known identity is told, and read by the caller in a statement of its own.
 CREATE OR REPLACE FUNCTION ledger_open_run(p_row jsonb, p_after jsonb, p_body text, p_openings jsonb)
@@ -241,7 +257,8 @@ DECLARE
     v_new reconciliation_run;
     v_now timestamptz := aftercall_now();
     v_blank CONSTANT jsonb := '{"version": 1, "generation": 0, "lease_owner": "", "waiting_for": "",
-        "escalation_reason": "", "reason_code": "", "input_shown": "{}", "input_sealed": "", "requested_by": "",
+        "escalation_reason": "", "reason_code": "", "lock": "", "lock_held": false, "waived": [], "replans": 0,
+        "input_shown": "{}", "input_sealed": "", "requested_by": "",
         "on_behalf_of": ""}';
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM reconciliation_move m
@@ -262,7 +279,7 @@ BEGIN
     RETURN QUERY SELECT 'moved'::text, v_new.id, v_now, ''::text;
 END $$;
 
--- Any later move of a run. Guards: held (p_generation is the current one), not_held.
+-- Any later move of a run. Guards: nothing_unknown (no step in flight or unknown), held (p_generation is the current one), not_held.
 CREATE OR REPLACE FUNCTION ledger_move_run(
     p_id bigint, p_version int, p_generation int, p_to text, p_patch jsonb, p_after jsonb,
     p_guard text[], p_journal jsonb, p_body text, p_openings jsonb
@@ -285,6 +302,10 @@ BEGIN
         WHEN 'not_held' = ANY (p_guard) AND v_old.lease_until > v_now THEN 'lease_live'
         WHEN p_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'run'
             AND m.source = v_old.state AND m.target = p_to) THEN 'not_in_table'
+        WHEN 'nothing_unknown' = ANY (p_guard) AND ledger_run_unknown(p_id) THEN 'step_unknown'
+        WHEN p_to IN ('running', 'compensating') AND v_old.lock <> '' AND NOT v_old.lock_held AND EXISTS (
+            SELECT 1 FROM reconciliation_run o WHERE o.tenant = v_old.tenant AND o.lock = v_old.lock AND o.lock_held)
+            THEN 'lock_held'
     END;
     IF v_refused IS NOT NULL THEN
         RETURN QUERY SELECT v_refused, p_id, v_now, coalesce(v_old.state, '')::text, v_old.version;
@@ -300,9 +321,15 @@ BEGIN
     IF v_new.state IN ('succeeded', 'failed', 'compensated', 'cancelled') THEN
         v_new.settled_at := coalesce(v_old.settled_at, v_now);
         v_new.due_at := NULL;
-    ELSIF v_new.state NOT IN ('running', 'compensating') AND v_new.escalated_at IS NOT NULL THEN
+        v_new.lock_held := v_old.lock_held AND ledger_run_unknown(p_id);
+    ELSE
+        v_new.settled_at := NULL;  -- a person set an ended run going again
+        -- Two runs that reach for one lock at the same moment: the unique index refuses the second.
+        v_new.lock_held := v_old.lock_held OR (v_new.lock <> '' AND v_new.state IN ('running', 'compensating'));
+    END IF;
+    IF v_new.settled_at IS NULL AND v_new.lease_until IS NULL AND v_new.escalated_at IS NOT NULL THEN
         v_new.due_at := NULL;  -- automation has stopped with it
-    ELSIF v_new.due_at IS NULL AND EXISTS (
+    ELSIF v_new.settled_at IS NULL AND v_new.due_at IS NULL AND EXISTS (
         SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_id AND o.step = v_new.waiting_for
            AND o.state <> 'ambiguous' AND NOT (o.state IN ('ready', 'failed_retryable') AND o.due_at IS NULL)) THEN
         -- What it is about to wait for has happened while it was still held, and woke nobody: it goes on at once.
@@ -311,7 +338,8 @@ BEGIN
     UPDATE reconciliation_run r SET
         state = v_new.state, version = v_new.version, generation = v_new.generation,
         lease_owner = v_new.lease_owner, lease_until = v_new.lease_until, due_at = v_new.due_at,
-        waiting_for = v_new.waiting_for, escalated_at = v_new.escalated_at,
+        waiting_for = v_new.waiting_for, lock_held = v_new.lock_held, waived = v_new.waived,
+        replans = v_new.replans, escalated_at = v_new.escalated_at,
         escalation_reason = v_new.escalation_reason, reason_code = v_new.reason_code,
         updated_at = v_new.updated_at, settled_at = v_new.settled_at
     WHERE r.id = p_id;
@@ -319,6 +347,23 @@ BEGIN
     PERFORM audit_append('run:' || p_id, v_old.tenant, 'transition', v_old.state, v_new.state, v_new.version,
                          p_body, p_openings);
     RETURN QUERY SELECT 'moved'::text, p_id, v_now, v_old.state::text, v_new.version;
+END $$;
+
+-- What a choice step proposed, while the run is held. A valid proposal counts once a version: the first one.
+CREATE OR REPLACE FUNCTION ledger_choose(p_run bigint, p_generation int, p_row jsonb)
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_run reconciliation_run;
+BEGIN
+    SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = p_run FOR NO KEY UPDATE;
+    IF v_run.state <> 'running' OR v_run.generation <> p_generation OR v_run.lease_until <= aftercall_now() THEN
+        RETURN 'run_not_held';
+    END IF;
+    INSERT INTO reconciliation_chosen (run_id, step, version, valid, problem, reason, value_shown, value_sealed, at)
+    VALUES (p_run, p_row->>'step', (p_row->>'version')::int, (p_row->>'valid')::boolean, p_row->>'problem',
+            p_row->>'reason', p_row->>'value_shown', p_row->>'value_sealed', aftercall_now())
+    ON CONFLICT DO NOTHING;
+    RETURN CASE WHEN FOUND THEN 'moved' ELSE 'exists' END;
 END $$;
 
 -- A lease is prolonged only while it lives and is held; it never outlives p_longest seconds from the last send.

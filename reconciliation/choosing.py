@@ -1,0 +1,92 @@
+"""Choice steps: what a model, the clock or chance proposes is validated, stored once, and reused on every replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from pydantic import BaseModel, ValidationError
+
+from . import sealing, transition
+from .executor import Held
+from .keys import InvalidField, canonical
+from .models import Chosen, Run
+from .progress import Progress
+from .providers.base import Json
+from .scrub import excerpt
+from .workflows import Choice
+
+log = structlog.get_logger(__name__)
+
+
+class NotChosenAgain(Exception):
+    """A fresh decision that may not be asked for. The text says why and what would allow it."""
+
+
+def choose(progress: Progress, step: Choice, lease: Held) -> tuple[str, str] | None:
+    """Ask once and store what was proposed; ask again, within a budget of its own, where the proposal is invalid.
+
+    Returns (step, reason) where the budget is spent: the run then stops for a person.
+    """
+    run = progress.run
+    version, asked = _position(run, step)
+    while asked < step.proposals:
+        asked += 1
+        try:
+            value = _valid(step, step.choose(progress.facts))
+        except Exception as error:  # a model that fails to answer has proposed nothing valid
+            _store(run, step, lease, version=version, problem=_problem(error))
+            log.info("proposal_refused", run=run.pk, step=step.name, error=type(error).__name__)
+            continue
+        _store(run, step, lease, version=version, value=value)
+        return None
+    return step.name, "no_valid_proposal"
+
+
+def _position(run: Run, step: Choice) -> tuple[int, int]:
+    """(the version to be decided, how many invalid proposals of it there are)."""
+    known = Chosen.objects.filter(run=run, step=step.name)
+    newest = known.filter(valid=True).order_by("-version").first()
+    version = (newest.version if newest else 0) + 1
+    return version, known.filter(version=version, valid=False).count()
+
+
+def _valid(step: Choice, proposal: Any) -> Json:
+    """The proposal as plain JSON. Raises what is wrong with it."""
+    if step.schema is not None:
+        proposal = step.schema.model_validate(proposal).model_dump(mode="json")
+    elif isinstance(proposal, BaseModel):
+        proposal = proposal.model_dump(mode="json")
+    if not isinstance(proposal, dict):
+        raise InvalidField(step.name, "must propose a JSON object")
+    canonical(proposal, field=step.name)
+    return proposal
+
+
+def _problem(error: Exception) -> str:
+    """Why a proposal was refused, without repeating what it proposed."""
+    if isinstance(error, ValidationError):
+        places = (f"{'.'.join(map(str, one['loc'])) or 'proposal'}: {one['type']}" for one in error.errors()[:10])
+        return excerpt("; ".join(places))
+    if isinstance(error, InvalidField):
+        return excerpt(str(error))
+    return f"the chooser raised {type(error).__name__}"
+
+
+def _store(
+    run: Run, step: Choice, lease: Held, *, version: int, value: Json | None = None, problem: str = "", reason: str = ""
+) -> None:
+    shown, sealed = sealing.split(value, step.shown) if value is not None else ("{}", "")
+    transition.choose(
+        run.subject,
+        generation=lease.generation,
+        row={
+            "step": step.name,
+            "version": version,
+            "valid": value is not None,
+            "problem": problem,
+            "reason": reason,
+            "value_shown": shown,
+            "value_sealed": sealed,
+        },
+    )

@@ -1,0 +1,114 @@
+"""Walking back: what was applied is reversed by new operations, journaled, keyed and retried like all others.
+
+Before the pivot a permanent failure walks back; from the pivot on the way is forward, and what cannot be done calls a
+person. Unknown steps are found out before anything is undone, and an unknown pivot blocks both ways.
+"""
+
+from __future__ import annotations
+
+from . import leases, stepping
+from .executor import Held, Intent
+from .keys import Identity
+from .models import Operation, Run
+from .progress import UNDO, Progress, next_due
+from .states import RunState, State
+from .workflows import Step, Workflow
+
+
+def after_failure(progress: Progress, lease: Held) -> None:
+    """A step failed for good and nothing is unknown: end, walk back, or call a person, by where the pivot stands."""
+    run, failed = progress.run, progress.failed[0]
+    step = progress.workflow.step(failed.step)
+    if not progress.applied:
+        return leases.leave(run.subject, lease, to=RunState.FAILED, reason_code="step_failed", waiting_for=failed.step)
+    if progress.pivoted or not (progress.workflow.before_pivot(step) or step is progress.workflow.pivot):
+        return leases.stop(run, lease, step=failed.step, reason="step_failed_after_pivot")
+    leases.leave(
+        run.subject, lease, to=RunState.COMPENSATING, reason_code="walks_back", waiting_for=failed.step,
+        after={"due_at": 0},
+    )  # fmt: skip
+
+
+def walk_back(run: Run, workflow: Workflow, lease: Held) -> None:
+    """Undo what may be undone until nothing more can; then leave the run where it stands."""
+    tried: set[str] = set()
+    while True:
+        progress = Progress.of(Run.objects.get(pk=run.pk), workflow)
+        ready = [step for step in progress.undoable() if step.name not in tried and _may_start(progress, step)]
+        if not ready:
+            return _settle(progress, lease)
+        step = ready[0]
+        tried.add(step.name)
+        fault = stepping.send(run, UNDO + step.name, partial(undo_intent, progress, step, held=lease), lease)
+        if fault:
+            return leases.stop(run, lease, step=fault[0], reason=fault[1], to=RunState.COMPENSATING)
+
+
+def _may_start(progress: Progress, step: Step) -> bool:
+    undo = progress.undo(step)
+    return undo is None or (undo.state in (State.READY, State.FAILED_RETRYABLE) and undo.escalated_at is None)
+
+
+def undo_intent(progress: Progress, step: Step, *, held: Held | None) -> Intent:
+    """The operation that reverses `step`: the identity of what it undoes, with step `undo:<step>`."""
+    assert step.undo is not None
+    run, done = progress.run, progress.operations[step.name]
+    return Intent(
+        identity=Identity(
+            tenant=done.tenant,
+            workflow_type=done.workflow_type,
+            workflow_id=done.workflow_id,
+            step=UNDO + step.name,
+            business_object=done.business_object,
+            intent_version=done.intent_version,
+        ),
+        provider=step.undo.provider or step.provider,
+        action=step.undo.action,
+        request=step.undo.request(progress.facts, done.result),
+        held=held,
+        requested_by=run.requested_by,
+        on_behalf_of=run.on_behalf_of,
+        retry=step.undo.retry,
+        undo_of=done.pk,
+        spent_is_final=False,  # an undo must be done: when its budget is spent a person is called
+    )
+
+
+# Where the run stands when nothing more is undone by itself
+
+
+def _settle(progress: Progress, lease: Held) -> None:
+    run, left = progress.run, progress.to_undo()
+    if not left:
+        return leases.leave(run.subject, lease, to=RunState.COMPENSATED, reason_code="all_undone")
+    undos = {step.name: progress.undo(step) for step in left}
+    stuck = [step for step in left if _stuck(step, undos[step.name])]
+    moving = [undo for undo in undos.values() if undo is not None and _moves_by_itself(undo)]
+    if stuck and not moving:
+        return leases.stop(run, lease, step=told(stuck, left), reason="undo_incomplete", to=RunState.COMPENSATING)
+    due = next_due(undo for undo in moving if undo.state != State.AMBIGUOUS)
+    leases.leave(
+        run.subject, lease, to=RunState.COMPENSATING, reason_code="undo_waits", waiting_for=told(stuck, left),
+        patch={"due_at": due.isoformat() if due else None},
+    )  # fmt: skip
+
+
+def _stuck(step: Step, undo: Operation | None) -> bool:
+    """Nothing but a person moves it on: no undo is declared, it failed for good, or automation has stopped with it."""
+    if step.undo is None:
+        return True
+    return undo is not None and (
+        undo.escalated_at is not None or undo.state in (State.FAILED_TERMINAL, State.TERMINATED)
+    )
+
+
+def _moves_by_itself(undo: Operation) -> bool:
+    waiting = (State.READY, State.FAILED_RETRYABLE, State.AMBIGUOUS, State.PENDING)
+    return undo.escalated_at is None and undo.state in waiting
+
+
+def told(stuck: list[Step], left: list[Step]) -> str:
+    """Which undos are stuck and which still wait for them."""
+    waiting = [step.name for step in left if step not in stuck]
+    parts = [f"stuck: {', '.join(step.name for step in stuck)}"] if stuck else []
+    return "; ".join([*parts, *([f"waiting: {', '.join(waiting)}"] if waiting else [])])

@@ -1,0 +1,125 @@
+"""The lease on a run: take it, leave the run where it stands, stop it for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from django.conf import settings
+from django.db import IntegrityError
+
+from . import registry, transition, workers
+from .actors import SYSTEM, Actor
+from .executor import Held
+from .models import Run
+from .policy import lease_seconds
+from .states import Kind, RunState, Subject
+from .transition import TransitionRefused
+from .workflows import Choice, Step, Workflow
+
+log = structlog.get_logger(__name__)
+
+CHOICE_SECONDS = 120.0  # a model may take its time to propose
+
+
+def with_margin(seconds: float) -> float:
+    """A run's lease outlives the operation's under it, so that a late settlement does not fence the walk."""
+    return seconds + float(settings.AFTERCALL_LEASE_MARGIN)
+
+
+def of_step(step: Step | Choice) -> float:
+    """Seconds that one step may hold its run."""
+    if isinstance(step, Choice):
+        return with_margin(CHOICE_SECONDS)
+    return with_margin(lease_seconds(registry.spec(step.provider, step.action)))
+
+
+def longest(workflow: Workflow) -> float:
+    """Seconds of the first lease: enough for any one step. Raises registry.Unregistered where a handler is missing."""
+    return max((of_step(step) for step in workflow.steps), default=with_margin(0))
+
+
+def take(run: Run, *, to: RunState, actor: Actor, seconds: float) -> Held:
+    """Hold the run. Raises RunNotHeld where it has ended or another holder has it, LockHeld where its lock is taken."""
+    try:
+        transition.transition(
+            run.subject,
+            to=to,
+            version=run.version,
+            patch={"generation": run.generation + 1, "lease_owner": workers.me()},
+            after={"lease_until": seconds, "due_at": seconds},
+            guard=("not_held",),
+            fact=actor.fact("taken", generation=run.generation + 1),
+        )
+    except IntegrityError as clash:  # two runs reached for one lock at the same moment
+        if "run_lock_held_once" not in str(clash):
+            raise
+        raise transition.LockHeld(kind=Kind.RUN, pk=run.pk, source=run.state, target=to) from clash
+    except (transition.NotInTable, transition.LeaseLive, transition.StaleVersion) as refusal:
+        raise transition.RunNotHeld(kind=Kind.RUN, pk=run.pk, source=refusal.source, target=to) from None
+    return Held(run_id=run.pk, generation=run.generation + 1)
+
+
+def give_back(run: Run, lease: Held, *, actor: Actor, undoing: bool) -> None:
+    """After one attempt outside the walk: the run is due, and goes on from what is settled."""
+    to = RunState.COMPENSATING if undoing else RunState.PENDING
+    clear = {"escalated_at": None, "escalation_reason": ""} if actor.kind == "person" else {}
+    try:
+        leave(
+            run.subject, lease, to=to, reason_code="step_attempted", actor=actor,
+            patch={"lease_until": None, **clear}, after={"due_at": 0},
+        )  # fmt: skip
+    except TransitionRefused as refusal:  # the lease ran out meanwhile: the run is due again by itself
+        log.info("run_not_given_back", run=run.pk, verdict=refusal.verdict)
+
+
+def wait_for_lock(run: Run) -> None:
+    """Leave the run pending and say what it waits for."""
+    holder = Run.objects.filter(tenant=run.tenant, lock=run.lock, lock_held=True).only("pk", "workflow_id").first()
+    if run.waiting_for.startswith("lock:"):
+        return  # told already; the sweep brings it back
+    try:
+        transition.transition(
+            run.subject,
+            to=None,
+            version=run.version,
+            patch={"waiting_for": f"lock: held by run {holder.workflow_id if holder else '?'}"},
+            after={"due_at": float(settings.AFTERCALL_TAKE_AGAIN)},
+            fact=SYSTEM.fact("lock_held", holder=holder.pk if holder else None),
+        )
+    except TransitionRefused as refusal:
+        log.info("lock_wait_not_recorded", run=run.pk, verdict=refusal.verdict)
+
+
+def stop(run: Run, lease: Held, *, step: str, reason: str, to: RunState = RunState.PENDING) -> None:
+    """The run cannot go on by itself: it is marked where it stands, and a person must act."""
+    leave(
+        run.subject, lease, to=to, reason_code=reason, waiting_for=step,
+        patch={"escalation_reason": reason}, after={"escalated_at": 0},
+    )  # fmt: skip
+
+
+def leave(
+    subject: Subject,
+    lease: Held,
+    *,
+    to: RunState,
+    reason_code: str,
+    waiting_for: str = "",
+    actor: Actor = SYSTEM,
+    patch: dict[str, Any] | None = None,
+    after: dict[str, float] | None = None,
+) -> None:
+    """Give the lease up and leave the run in `to`. Raises StaleGeneration where the lease is already another's."""
+    transition.transition(
+        subject,
+        to=to,
+        generation=lease.generation,
+        guard=("held",),
+        patch={
+            "reason_code": reason_code, "waiting_for": waiting_for[:200], "due_at": None, "lease_until": None,
+            **(patch or {}),
+        },
+        after=after,
+        fact=actor.fact(reason_code, step=waiting_for),
+    )  # fmt: skip
