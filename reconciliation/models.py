@@ -87,7 +87,7 @@ class Run(models.Model):
             ),
             # An ended run is not due: nothing may go on with it without an explicit transition.
             models.CheckConstraint(
-                condition=~Q(state__in=[str(s) for s in RUN_TERMINAL]) | Q(due_at__isnull=True),
+                condition=~Q(state__in=sorted(RUN_TERMINAL)) | Q(due_at__isnull=True),
                 name="run_ended_is_not_due",
             ),
             # One run at a time works on what a lock names.

@@ -88,8 +88,9 @@ DECLARE
 BEGIN
     IF v_run_id IS NOT NULL THEN
         SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_run_id FOR SHARE;
+        -- Forward steps are sent while the run goes forward, undo steps while it walks back, others never.
         IF v_run.generation IS DISTINCT FROM p_run_generation OR v_run.state IS DISTINCT FROM
-           CASE WHEN p_row->>'undo_of_id' IS NULL THEN 'running' ELSE 'compensating' END THEN
+           (CASE WHEN p_row->>'undo_of_id' IS NULL THEN 'running' ELSE 'compensating' END) THEN
             RETURN QUERY SELECT 'run_not_held'::text, v_run_id, aftercall_now(), coalesce(v_run.state, 'none')::text;
             RETURN;
         END IF;
