@@ -6,6 +6,10 @@ person. Unknown steps are found out before anything is undone, and an unknown pi
 
 from __future__ import annotations
 
+from functools import partial
+
+from django.conf import settings
+
 from . import leases, stepping
 from .executor import Held, Intent
 from .keys import Identity
@@ -86,11 +90,17 @@ def _settle(progress: Progress, lease: Held) -> None:
     moving = [undo for undo in undos.values() if undo is not None and _moves_by_itself(undo)]
     if stuck and not moving:
         return leases.stop(run, lease, step=told(stuck, left), reason="undo_incomplete", to=RunState.COMPENSATING)
-    due = next_due(undo for undo in moving if undo.state != State.AMBIGUOUS)
+    due = next_due(undo for undo in moving if undo.state in (State.READY, State.FAILED_RETRYABLE))
     leases.leave(
-        run.subject, lease, to=RunState.COMPENSATING, reason_code="undo_waits", waiting_for=told(stuck, left),
-        patch={"due_at": due.isoformat() if due else None},
-    )  # fmt: skip
+        run.subject,
+        lease,
+        to=RunState.COMPENSATING,
+        reason_code="undo_waits",
+        waiting_for=told(stuck, left),
+        patch={"due_at": due.isoformat()} if due else None,
+        # An unknown undo wakes the run when it is known; should it become known while this is written, the sweep does.
+        after=None if due else {"due_at": float(settings.AFTERCALL_TAKE_AGAIN)},
+    )
 
 
 def _stuck(step: Step, undo: Operation | None) -> bool:

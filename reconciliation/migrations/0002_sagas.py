@@ -2,93 +2,130 @@
 
 import django.contrib.postgres.fields
 import django.db.models.deletion
-import reconciliation.states
 from django.db import migrations, models
+
+import reconciliation.states
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('reconciliation', '0001_initial'),
+        ("reconciliation", "0001_initial"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Chosen',
+            name="Chosen",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('step', models.CharField(max_length=200)),
-                ('version', models.IntegerField()),
-                ('valid', models.BooleanField()),
-                ('problem', models.TextField(default='')),
-                ('reason', models.TextField(default='')),
-                ('value_shown', models.TextField(default='{}')),
-                ('value_sealed', models.TextField(default='')),
-                ('at', models.DateTimeField()),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("step", models.CharField(max_length=200)),
+                ("version", models.IntegerField()),
+                ("valid", models.BooleanField()),
+                ("problem", models.TextField(default="")),
+                ("reason", models.TextField(default="")),
+                ("value_shown", models.TextField(default="{}")),
+                ("value_sealed", models.TextField(default="")),
+                ("at", models.DateTimeField()),
             ],
         ),
         migrations.RemoveConstraint(
-            model_name='run',
-            name='run_ended_is_not_due',
+            model_name="run",
+            name="run_ended_is_not_due",
         ),
         migrations.AddField(
-            model_name='operation',
-            name='retry_policy',
-            field=models.TextField(default=''),
+            model_name="operation",
+            name="retry_policy",
+            field=models.TextField(default=""),
         ),
         migrations.AddField(
-            model_name='operation',
-            name='spent_is_final',
+            model_name="operation",
+            name="spent_is_final",
             field=models.BooleanField(default=True),
         ),
         migrations.AddField(
-            model_name='operation',
-            name='undo_of',
-            field=models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='undos', to='reconciliation.operation'),
+            model_name="operation",
+            name="undo_of",
+            field=models.ForeignKey(
+                db_index=False,
+                null=True,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="undos",
+                to="reconciliation.operation",
+            ),
         ),
         migrations.AddField(
-            model_name='run',
-            name='lock',
-            field=models.CharField(default='', max_length=200),
+            model_name="run",
+            name="lock",
+            field=models.CharField(default="", max_length=200),
         ),
         migrations.AddField(
-            model_name='run',
-            name='lock_held',
+            model_name="run",
+            name="lock_held",
             field=models.BooleanField(default=False),
         ),
         migrations.AddField(
-            model_name='run',
-            name='replans',
+            model_name="run",
+            name="replans",
             field=models.IntegerField(default=0),
         ),
         migrations.AddField(
-            model_name='run',
-            name='waived',
-            field=django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=200), default=list, size=None),
+            model_name="run",
+            name="waived",
+            field=django.contrib.postgres.fields.ArrayField(
+                base_field=models.CharField(max_length=200), default=list, size=None
+            ),
         ),
         migrations.AddIndex(
-            model_name='operation',
-            index=models.Index(condition=models.Q(('undo_of__isnull', False)), fields=['undo_of'], name='operation_undo_of'),
+            model_name="operation",
+            index=models.Index(
+                condition=models.Q(("undo_of__isnull", False)), fields=["undo_of"], name="operation_undo_of"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='run',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('state__in', [reconciliation.states.RunState['CANCELLED'], reconciliation.states.RunState['COMPENSATED'], reconciliation.states.RunState['FAILED'], reconciliation.states.RunState['SUCCEEDED']]), _negated=True), ('due_at__isnull', True), _connector='OR'), name='run_ended_is_not_due'),
+            model_name="run",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(
+                        (
+                            "state__in",
+                            [
+                                reconciliation.states.RunState["CANCELLED"],
+                                reconciliation.states.RunState["COMPENSATED"],
+                                reconciliation.states.RunState["FAILED"],
+                                reconciliation.states.RunState["SUCCEEDED"],
+                            ],
+                        ),
+                        _negated=True,
+                    ),
+                    ("due_at__isnull", True),
+                    _connector="OR",
+                ),
+                name="run_ended_is_not_due",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='run',
-            constraint=models.UniqueConstraint(condition=models.Q(('lock_held', True)), fields=('tenant', 'lock'), name='run_lock_held_once'),
+            model_name="run",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("lock_held", True)), fields=("tenant", "lock"), name="run_lock_held_once"
+            ),
         ),
         migrations.AddField(
-            model_name='chosen',
-            name='run',
-            field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='choices', to='reconciliation.run'),
+            model_name="chosen",
+            name="run",
+            field=models.ForeignKey(
+                db_index=False,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="choices",
+                to="reconciliation.run",
+            ),
         ),
         migrations.AddIndex(
-            model_name='chosen',
-            index=models.Index(fields=['run', 'id'], name='chosen_run'),
+            model_name="chosen",
+            index=models.Index(fields=["run", "id"], name="chosen_run"),
         ),
         migrations.AddConstraint(
-            model_name='chosen',
-            constraint=models.UniqueConstraint(condition=models.Q(('valid', True)), fields=('run', 'step', 'version'), name='chosen_once'),
+            model_name="chosen",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("valid", True)), fields=("run", "step", "version"), name="chosen_once"
+            ),
         ),
     ]

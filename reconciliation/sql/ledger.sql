@@ -332,7 +332,8 @@ BEGIN
         v_new.due_at := NULL;  -- automation has stopped with it
     ELSIF v_new.settled_at IS NULL AND v_new.due_at IS NULL AND EXISTS (
         SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_id AND o.step = v_new.waiting_for
-           AND o.state <> 'ambiguous' AND NOT (o.state IN ('ready', 'failed_retryable') AND o.due_at IS NULL)) THEN
+           AND o.state NOT IN ('ambiguous', 'awaiting_approval')
+           AND NOT (o.state IN ('ready', 'failed_retryable') AND o.due_at IS NULL)) THEN
         -- What it is about to wait for has happened while it was still held, and woke nobody: it goes on at once.
         v_new.due_at := v_now;
     END IF;
