@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import connections
 from django.db.models import Sum
 
-from . import choosing, compensation, keys, leases, registry, sealing, transition
+from . import choosing, compensation, keys, leases, registry, sealing, stepping, transition
 from .actors import SYSTEM, Actor
 from .executor import Held, Intent
 from .keys import Identity, InvalidField

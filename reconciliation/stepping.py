@@ -1,4 +1,4 @@
-"""One step of a run, forward or back: keep the lease, build the request, perform it, and name what stands in the way."""
+"""One step of a run, forward or back: keep the lease, build the request, perform it, name what is in the way."""
 
 from __future__ import annotations
 
