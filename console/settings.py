@@ -42,6 +42,8 @@ EXAMPLE_WORKFLOW = "examples.order_desk.workflow.DAMAGED_ITEM"
 
 # Aftercall
 AFTERCALL_VAR = Path(os.environ.get("AFTERCALL_VAR") or BASE_DIR / "var").resolve()
+# Receipts that the database would not take; see docs/operate.md.
+AFTERCALL_SPOOL = Path(os.environ.get("AFTERCALL_SPOOL") or AFTERCALL_VAR / "spool").resolve()
 AFTERCALL_ENV = os.environ.get("AFTERCALL_ENV", "")  # "production" refuses the example for good
 AFTERCALL_EXAMPLE = _flag("AFTERCALL_EXAMPLE")
 AFTERCALL_URL = os.environ.get("AFTERCALL_URL", "http://127.0.0.1:8000").rstrip("/")  # where people reach the console

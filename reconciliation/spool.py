@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 def folder() -> Path:
     """Where reports wait."""
-    return Path(settings.AFTERCALL_VAR) / "spool"
+    return Path(settings.AFTERCALL_SPOOL)
 
 
 def keep(subject: Subject, entry: transition.Observed) -> Path:

@@ -68,6 +68,7 @@ class TestDatabase:
             "DJANGO_SETTINGS_MODULE": "tests.settings",
             "DATABASE_URL": self.url(user=settings.AFTERCALL_APP_ROLE),
             "DATABASE_OWNER_URL": self.url(user=settings.AFTERCALL_OWNER_ROLE),
+            "AFTERCALL_SPOOL": str(settings.AFTERCALL_SPOOL),
         }
 
     def superuser(self) -> "psycopg.Connection[Any]":
@@ -132,6 +133,7 @@ def worker_database(worker: str) -> Iterator[TestDatabase]:
         _ensure_template(connection, template, password)
         connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*map(sql.Identifier, (name, template))))
     _point_at(name, password)
+    settings.AFTERCALL_SPOOL = VAR / f"spool-{worker}"  # a report belongs to one database
     try:
         yield TestDatabase(name=name, password=password)
     finally:

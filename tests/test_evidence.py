@@ -38,7 +38,7 @@ def superuser(superuser_connection: psycopg.Connection[Any]) -> psycopg.Connecti
 
 @pytest.fixture(autouse=True)
 def _spool_of_this_test(tmp_path: Path, settings: Any) -> None:
-    settings.AFTERCALL_VAR = tmp_path
+    settings.AFTERCALL_SPOOL = tmp_path
 
 
 def perform(repeat: str = "keyed", **other: Any) -> executor.Outcome:
