@@ -138,7 +138,7 @@ class Claim:
     first_sent_at: datetime | None
     same_key_until: datetime | None
     provider_operation_id: str = ""
-    retry: RetryPolicy
+    retry: RetryPolicy = RetryPolicy()
     spent_is_final: bool = True
     cost: int = 0  # minor units, of the attempts before this one
 
