@@ -541,7 +541,7 @@ def comparison(
     """Field by field: what was asked, and what the provider shows (`seen`; None: nothing was seen).
 
     `hidden` names the request's sealed fields: they are listed, their values are not. `judged` is the comparison that
-    the ledger made, with the hidden values too: field -> same | differs | not_shown.
+    the ledger made, with the hidden values too: field -> equal | differs | not_shown.
     """
     request = shown_request(operation)
     pairs = dict(spec.compare) if spec else {}
@@ -562,7 +562,7 @@ def comparison(
     return rows + [Compared(name, "", _plain(value), None) for name, value in sorted(extra.items())]
 
 
-_SAME = {"same": True, "differs": False}
+_SAME = {"equal": True, "differs": False}
 
 
 def _found(name: str, counterpart: str, seen: Json | None, unit: tuple[str, str], *, hidden: bool) -> str:

@@ -69,6 +69,9 @@ document.addEventListener("htmx:after:swap", () => {
   }
 });
 
+// Nobody looks at a page in the background: it asks again when it is seen.
+document.addEventListener("htmx:before:request", (event) => { if (document.hidden) event.preventDefault(); });
+
 // A double click is one press. The token says so to the server as well.
 document.addEventListener("submit", (event) => {
   if (event.target.method !== "post") return;

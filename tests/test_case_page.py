@@ -64,7 +64,7 @@ def test_the_page_tells_the_case_in_words(ann):
 
 def test_asked_and_found_stand_side_by_side_and_what_differs_is_marked(ann):
     seen = {"id": "re_5", "order": "1002", "amount": 420, "currency": "USD"}
-    compared = {"order": "same", "amount": "differs", "currency": "same"}
+    compared = {"order": "equal", "amount": "differs", "currency": "equal"}
     case = cast.escalated(
         because="mismatch",
         entries=(cast.finding("mismatch", provider_operation_id="re_5", observed=seen, compared=compared),),
@@ -213,6 +213,7 @@ def test_look_up_finds_it_and_the_case_says_so(ann, till):
     assert answer.status_code == 302
     page = text(ann.get(answer.headers["Location"]))
     assert "Done. Found at the provider. It is succeeded now." in page
+    assert "amount 42.00 USD 42.00 USD ✓ the same" in page
     assert "re_77" in page
     case.refresh_from_db()
     assert (case.state, case.basis) == ("succeeded", "look_up")

@@ -168,7 +168,7 @@ def test_asked_and_found_are_compared_field_by_field():
         SPEC,
         hidden=("card",),
         seen={"order": "1002", "total": 420, "status": "settled"},
-        judged={"order": "same", "amount": "differs", "card": "same"},
+        judged={"order": "equal", "amount": "differs", "card": "equal"},
     )
     assert [(row.name, row.asked, row.found, row.same) for row in rows] == [
         ("order", "1002", "1002", True),
@@ -180,7 +180,7 @@ def test_asked_and_found_are_compared_field_by_field():
 
 
 def test_where_nothing_was_seen_nothing_is_said_to_be_the_same():
-    rows = wording.comparison(operation(), SPEC, hidden=(), seen=None, judged={"order": "same"})
+    rows = wording.comparison(operation(), SPEC, hidden=(), seen=None, judged={"order": "equal"})
     assert {row.same for row in rows} == {None}
 
 

@@ -19,7 +19,7 @@ def filled():
     run = cast.run(workflow_id="T-77")
     cast.operation(state="succeeded", run=run, step="create_label", provider_operation_id="lbl_31", sent=60)
     seen = {"id": "re_5", "order": "1002", "amount": 420, "currency": "USD"}
-    compared = {"order": "same", "amount": "differs", "currency": "same"}
+    compared = {"order": "equal", "amount": "differs", "currency": "equal"}
     entries = (cast.finding("mismatch", observed=seen, compared=compared, note="4.20 is not 42.00"),)
     case = cast.escalated(run=run, entries=entries, hidden={"card": "4242"})
     run = cast.run_stands(run, "uncertain", waiting_for="issue_refund")
