@@ -2,14 +2,37 @@
 
 import hashlib
 import re
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
+from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.template.loader import render_to_string
 
 # What differs between two drawings of the same facts.
 _CHANCE = re.compile(r'name="(?:csrfmiddlewaretoken|token)" value="[^"]*"')
+
+
+View = Callable[..., HttpResponseBase]
+
+
+def signed_in(view: View) -> View:
+    """Lead a stranger to the sign-in page.
+
+    The live part of a page that is open is told 401 instead: the page says so and keeps what is being typed in it.
+    """
+    led = login_required(view)
+
+    @wraps(view)
+    def inner(request: HttpRequest, *args: Any, **parts: Any) -> HttpResponseBase:
+        if request.headers.get("HX-Request") and not request.user.is_authenticated:
+            return HttpResponse("You are signed out.\n", status=401, content_type="text/plain")
+        return led(request, *args, **parts)
+
+    return inner
 
 
 def answer(request: HttpRequest, *, page: str, part: str, facts: dict[str, Any], status: int = 200) -> HttpResponse:

@@ -69,6 +69,21 @@ document.addEventListener("htmx:after:swap", () => {
   }
 });
 
+// A page that no longer follows the ledger says so; what is typed in it stays.
+let seen = new Date();
+function behind(why) {
+  const note = document.getElementById("behind");
+  if (!why) seen = new Date();
+  note.textContent = why && `${why} What you see is from ${seen.toLocaleTimeString()}.`;
+  note.hidden = !why;
+}
+document.addEventListener("htmx:after:request", (event) => {
+  const status = event.detail.ctx.response.status;
+  behind(status === 401 ? "You are signed out; sign in again in another tab to keep what you have typed here."
+    : status >= 400 ? "The console answers with an error." : "");
+});
+document.addEventListener("htmx:error", () => behind("The console cannot be reached."));
+
 // Nobody looks at a page in the background: it asks again when it is seen.
 document.addEventListener("htmx:before:request", (event) => { if (document.hidden) event.preventDefault(); });
 

@@ -271,3 +271,11 @@ def test_kinds_of_trouble_are_grouped_with_what_this_page_holds(ann):
     cast.escalated(order="3", provider="mail", action="message.send", amount=None)
     assert "pay · refund.create · no answer · 2 on this page since" in text(ann.get("/"))
     assert "20.00 USD" in text(ann.get("/"))
+
+
+def test_the_live_part_of_a_page_whose_reader_is_signed_out_is_told_so_and_gets_no_sign_in_page(ledger_db):
+    from django.test import Client
+
+    answer = Client().get("/", headers={"HX-Request": "true"})
+    assert answer.status_code == 401
+    assert b"<form" not in answer.content

@@ -4,7 +4,6 @@ import json
 from datetime import date, timedelta
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.shortcuts import render
@@ -18,13 +17,14 @@ from audit.models import Entry
 from audit.selection import InvalidSelection, Selection
 from console import access, stories
 from console.forms import AuditForm
+from console.live import signed_in
 from reconciliation.actions import Permission
 
 SIZE = 50
 TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl; charset=utf-8"}
 
 
-@login_required
+@signed_in
 @require_safe
 def entries(request: HttpRequest) -> HttpResponse:
     """Entries of one tenant, newest first."""
@@ -44,7 +44,7 @@ def entries(request: HttpRequest) -> HttpResponse:
     return render(request, "audit.html", facts)
 
 
-@login_required
+@signed_in
 @require_safe
 def entry(request: HttpRequest, pk: int) -> HttpResponse:
     """One entry: its columns, what its commitments stand for, the bytes that were hashed, and their place."""
@@ -68,7 +68,7 @@ def entry(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "audit_entry.html", facts)
 
 
-@login_required
+@signed_in
 @require_safe
 def export(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
     """The same selection as a file, streamed; the export itself is on record before its first byte."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -14,6 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from console import access, live, pressing
 from console.ledger import spec_of
+from console.live import signed_in
 from console.stories import run_steps, story
 from console.templatetags.words import clock
 from reconciliation import sealing, wording
@@ -26,7 +26,7 @@ EVIDENCE = ("finding", "receipt", "late_report", "evidence")
 TALE = 40  # journal entries from which lede and verdict are told
 
 
-@login_required
+@signed_in
 @require_safe
 def case(request: HttpRequest, pk: int) -> HttpResponse:
     """The case page; `?done=<token>` shows how an earlier press ended."""
@@ -35,7 +35,7 @@ def case(request: HttpRequest, pk: int) -> HttpResponse:
     return live.answer(request, page="case.html", part="_case.html", facts=facts)
 
 
-@login_required
+@signed_in
 @require_POST
 def act(request: HttpRequest, pk: int) -> HttpResponse:
     """One press of one button on the case."""

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
 from console import access, live, vitals
+from console.live import signed_in
 from reconciliation.actions import Permission
 
 
-@login_required
+@signed_in
 @require_safe
 def health(request: HttpRequest) -> HttpResponse:
     """Each part with its number, and what it means when it is not as it should be."""

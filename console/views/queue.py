@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.db.models import Case, DateTimeField, F, Min, Q, QuerySet, Sum, Value, When
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse
@@ -17,6 +16,7 @@ from django.views.decorators.http import require_safe
 
 from console import access, keyset, live, search
 from console.ledger import spec_of
+from console.live import signed_in
 from reconciliation import registry, wording
 from reconciliation.actions import Permission
 from reconciliation.models import JournalEntry, Operation
@@ -54,7 +54,7 @@ TABS = (
 )
 
 
-@login_required
+@signed_in
 @require_safe
 def queue(request: HttpRequest) -> HttpResponse:
     """The list, or where one search hit leads."""

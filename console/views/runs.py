@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from console import access, keyset, live, pressing
+from console.live import signed_in
 from console.stories import run_steps, story
 from console.views.cases import moment_of
 from reconciliation import wording
@@ -20,7 +20,7 @@ SIZE = 50
 STATES = [(state.value, wording.run_label(state).word) for state in RunState]
 
 
-@login_required
+@signed_in
 @require_safe
 def runs(request: HttpRequest) -> HttpResponse:
     """Runs, newest first; `?open=1` leaves the ended ones out."""
@@ -37,7 +37,7 @@ def runs(request: HttpRequest) -> HttpResponse:
     return live.answer(request, page="runs.html", part="_runs.html", facts=facts | {"now": database_now()})
 
 
-@login_required
+@signed_in
 @require_safe
 def run(request: HttpRequest, pk: int) -> HttpResponse:
     """One run; `?done=<token>` shows how an earlier press ended."""
@@ -46,7 +46,7 @@ def run(request: HttpRequest, pk: int) -> HttpResponse:
     return live.answer(request, page="run.html", part="_run.html", facts=facts)
 
 
-@login_required
+@signed_in
 @require_POST
 def act(request: HttpRequest, pk: int) -> HttpResponse:
     """One press of one button on the run."""

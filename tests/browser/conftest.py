@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,4 +28,5 @@ def signed_in(live_server: Any, context: Any) -> Iterator[Callable[[User], Any]]
         return page
 
     yield page_of
-    assert [each for each in complaints if "Failed to load resource" not in each] == []
+    # What the network does is no fault of a page.
+    assert [each for each in complaints if not re.search("Failed to (load resource|fetch)", each)] == []

@@ -218,3 +218,18 @@ def test_times_are_the_readers(ledger_db, till, live_server, browser):
     page.goto(f"/operations/{case.pk}")
     page.get_by_text("Times are in Asia/Tokyo.").wait_for()
     context.close()
+
+
+def test_a_page_that_no_longer_follows_says_so_and_keeps_what_is_typed(ledger_db, till, signed_in, live_server):
+    who = cast.people()
+    case = cast.escalated()
+    page = signed_in(who["op_ann"])
+    page.goto(f"{live_server.url}/operations/{case.pk}")
+    page.locator("#act-terminate summary").click()
+    page.locator("#terminate-reason").fill("half a thought")
+    page.context.clear_cookies()
+    page.get_by_text("You are signed out; sign in again in another tab").wait_for(timeout=SOON)
+    assert page.locator("#terminate-reason").input_value() == "half a thought"
+    page.route("**/operations/*", lambda route: route.abort())
+    page.get_by_text("The console cannot be reached.").wait_for(timeout=SOON)
+    assert page.get_by_role("heading", name="Refund 42.00 USD").is_visible()
