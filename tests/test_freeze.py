@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from audit.models import Entry
-from reconciliation import executor, reconciler, retrying, transition, workers
+from reconciliation import executor, reconciler, retrying, settlement, transition, workers
 from reconciliation.actors import Actor
 from reconciliation.models import JournalEntry, Operation
 from reconciliation.policy import boot_seconds
@@ -16,6 +16,7 @@ from reconciliation.providers.http import Wire
 from tests.nursery import Desk, Worker
 from tests.processes import wait_until
 from tests.test_kill import REQUESTS, WRITING, intent, submit_again
+from tests.test_same_identity import open_in
 from tests.worker_driver import intent_of
 
 pytestmark = pytest.mark.processes
@@ -273,3 +274,16 @@ def test_a_late_success_after_absence_was_taken_as_proven_is_seen(desk: Desk) ->
     assert desk.sent(operation) == 1
     assert JournalEntry.objects.filter(kind="late_report").count() == 1
     desk.check_audit()
+
+
+@pytest.mark.case("D1")
+def test_a_claim_settles_once_and_what_it_says_later_is_a_late_report(desk: Desk) -> None:
+    open_in("ready", due_at=0)
+    claim = executor.claim_again(desk.operation(), actor=OLGA, reason="now")
+    receipt = claim.provider.perform(claim.call())
+    assert executor.settle(claim, settlement.judge(claim, TimeoutError())).state == "ambiguous"
+    assert executor.settle(claim, settlement.judge(claim, receipt)).state == "ambiguous"
+    assert JournalEntry.objects.filter(kind="late_report").count() == 1
+    desk.come_to_rest()
+    assert (desk.operation().state, desk.operation().reason_code) == ("succeeded", "late_report")
+    desk.check()

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from audit.models import Entry
-from reconciliation import reconciler, runs, transition
+from reconciliation import executor, reconciler, runs, transition
 from reconciliation.actors import Actor
 from reconciliation.models import Operation, Run
+from reconciliation.states import RunState
 from tests.nursery import Desk, Worker
 from tests.three_steps import INPUT, THREE
 
@@ -142,4 +143,31 @@ def test_two_starts_of_one_run_are_one(desk: Desk) -> None:
     assert start().pk == start().pk
     with pytest.raises(runs.RunMismatch):
         runs.start("three_steps", tenant="acme", workflow_id="w1", input={**INPUT, "amount": 1}, actor=OLGA)
+    check_ended(desk)
+
+
+@pytest.mark.case("D1")
+def test_an_old_hold_on_a_run_is_good_for_nothing(desk: Desk) -> None:
+    desk.world.mail.fault("unavailable")
+    runs.advance(start().pk)
+    old = runs._take(Run.objects.get(), actor=OLGA, seconds=30)
+    desk.clock.advance(31)
+    subject = Run.objects.get().subject
+    assert transition.heartbeat_run(subject, generation=old.generation, seconds=30) is None, "it ran out"
+    new = runs._take(Run.objects.get(), actor=OLGA, seconds=30)
+    row, sent = Run.objects.values().get(), len(desk.world.mail.requests())
+
+    assert transition.heartbeat_run(subject, generation=old.generation, seconds=300) is None
+    for held in (old, None):
+        with pytest.raises(transition.RunNotHeld):
+            executor.claim_again(Operation.objects.get(step="mail"), actor=OLGA, held=held)
+    with pytest.raises(transition.StaleGeneration):
+        runs._leave(subject, old, to=RunState.PENDING, reason_code="old")
+    with pytest.raises(transition.RunNotHeld), runs.holding(Operation.objects.get(step="mail"), held=None, actor=OLGA):
+        pass
+    assert Run.objects.values().get() == row
+    assert len(desk.world.mail.requests()) == sent
+
+    assert transition.heartbeat_run(subject, generation=new.generation, seconds=60) is not None
+    desk.clock.advance(61)
     check_ended(desk)

@@ -98,14 +98,15 @@ def test_a_hundred_callers_in_ten_processes_make_one_effect(desk: Desk) -> None:
 
 
 def _ready(desk: Desk) -> None:
-    _open("ready", due_at=0)
+    open_in("ready", due_at=0)
 
 
 def _awaiting_approval(desk: Desk) -> None:
-    _open("awaiting_approval")
+    open_in("awaiting_approval")
 
 
-def _open(state: str, **after: float) -> None:
+def open_in(state: str, **after: float) -> None:
+    """Record the keyed intent in that state, unsent."""
     wanted = intent_of(intent("keyed"))
     provider = executor.registry.provider("pay")
     row = executor.row_of(wanted, provider, provider.actions["refund.create"])
@@ -113,7 +114,7 @@ def _open(state: str, **after: float) -> None:
 
 
 def _pending(desk: Desk) -> None:
-    _open("ready", due_at=0)
+    open_in("ready", due_at=0)
     executor.claim_again(Operation.objects.get(), actor=ME)
 
 
