@@ -1,0 +1,344 @@
+"""reconcile(): look-ups that fail, reports that come late, and look-ups of what is settled."""
+
+import json
+
+import pytest
+
+from audit.models import Entry
+from reconciliation import executor, reconciler, registry, sweeping, transition
+from reconciliation.executor import perform
+from reconciliation.models import JournalEntry
+from reconciliation.providers.base import (
+    NotSent, OutcomeUnknown, Rejected, Unauthorized, Unavailable, Verdict,
+)  # fmt: skip
+from reconciliation.reconciler import CannotLookUp
+from reconciliation.states import Kind, State, Subject
+from reconciliation.transition import LeaseLive, Observed, StaleVersion
+from tests.scripted import AGENT, OLGA, absent, applied, cannot_tell, found, kinds, order, row, saw
+from tests.test_executor import DOWN, stop
+
+LOST = OutcomeUnknown("no answer came")
+REFUSED = Rejected("no", status=402)
+
+
+def made(clerk, *script, action="keyed"):
+    clerk.answers(*script)
+    return perform(order(action), actor=AGENT).pk
+
+
+def report(pk, attempt, **data):
+    """What a worker that had lost its claim tells."""
+    transition.note(
+        Subject(Kind.OPERATION, pk), [Observed(kind="late_report", attempt=attempt, data=data)], look_soon=True
+    )
+
+
+APPLIED = {
+    "status": "applied", "provider_operation_id": "r-1", "observed": {"id": "r-1"},
+    "compared": {"order": "equal", "amount": "equal"},
+}  # fmt: skip
+
+
+# Late reports
+
+
+def test_a_late_success_counts_as_found_without_asking_the_provider(clerk):
+    pk = made(clerk, LOST)
+    report(pk, 1, **APPLIED)
+    sweeping.sweep()
+    operation = row(pk)
+    assert (operation.state, operation.basis, operation.reason_code) == ("succeeded", "receipt", "late_report")
+    assert clerk.look_ups == []
+
+
+def test_a_late_success_by_itself_changes_nothing(clerk):
+    pk = made(clerk, LOST)
+    before = row(pk).version
+    report(pk, 1, **APPLIED)
+    assert (row(pk).state, row(pk).version) == ("ambiguous", before)
+
+
+def test_a_late_failure_speaks_for_its_own_attempt_only(clerk):
+    pk = made(clerk, LOST, LOST, action="unlisted")
+    reconciler_retry(pk)
+    report(pk, 2, error_class="rejected")
+    clerk.sees(saw(Verdict.CANNOT_TELL))
+    reconciler.reconcile(pk)
+    assert (row(pk).state, row(pk).unknown_attempts) == ("ambiguous", [1, 2])
+
+
+def reconciler_retry(pk):
+    executor.attempt_again(row(pk), actor=OLGA, reason="again")
+
+
+def test_when_every_attempt_is_reported_as_not_applied_that_is_proven(clerk):
+    pk = made(clerk, LOST, LOST, action="unlisted")
+    reconciler_retry(pk)
+    report(pk, 2, error_class="rejected")
+    report(pk, 1, error_class="not_sent")
+    reconciler.reconcile(pk)
+    assert (row(pk).state, row(pk).unknown_attempts) == ("failed_retryable", [])
+
+
+def test_a_late_report_of_no_answer_proves_nothing(clerk):
+    pk = made(clerk, LOST)
+    report(pk, 1, error_class="unknown")
+    clerk.sees(cannot_tell())
+    reconciler.reconcile(pk)
+    assert row(pk).state == "ambiguous"
+
+
+def test_a_late_success_for_something_else_is_shown_to_a_person_and_the_next_look_up_asks_the_provider(clerk):
+    pk = made(clerk, LOST)
+    report(pk, 1, **{**APPLIED, "compared": {"amount": "differs"}})
+    reconciler.reconcile(pk)
+    assert (row(pk).state, row(pk).escalation_reason) == ("ambiguous", "mismatch")
+    assert clerk.look_ups == []
+    clerk.sees(found())
+    reconciler.reconcile(pk, actor=OLGA)
+    assert len(clerk.look_ups) == 1
+    assert row(pk).state == "succeeded"
+
+
+def test_a_late_success_while_a_newer_attempt_is_in_flight_is_judged_with_its_refusal(clerk, clock):
+    """Attempt 1 was called absent; attempt 2 is refused, since attempt 1 was applied after all."""
+    pk = made(clerk, LOST, action="lookup")
+    clerk.sees(absent())
+    for seconds in (90, 40):
+        clock.advance(seconds)
+        reconciler.reconcile(pk)
+    assert row(pk).state == "failed_retryable"
+
+    def reported_meanwhile(call):
+        report(pk, 1, **APPLIED)
+        return REFUSED
+
+    clerk.answers(reported_meanwhile)
+    sweeping.sweep()
+    assert row(pk).state == "ambiguous"
+    sweeping.sweep()
+    assert (row(pk).state, row(pk).effect_id) == ("succeeded", "r-1")
+
+
+@pytest.mark.case("D1")
+def test_a_worker_that_wakes_after_its_lease_writes_nothing_but_a_report(clerk, clock):
+    def frozen(call):
+        clock.advance(90)
+        reconciler.reconcile(executor.Operation.objects.get().pk)
+        return applied("r-1", **call.request)
+
+    clerk.answers(frozen)
+    clerk.sees(cannot_tell())
+    outcome = perform(order("none"), actor=AGENT)
+    operation = row(outcome.pk)
+    assert (outcome.state, operation.state, operation.basis) == ("ambiguous", "ambiguous", "")
+    assert kinds(outcome.pk) == ["attempt_started", "lease_expired", "finding", "late_report"]
+    refused = Entry.objects.get(event="refused")
+    assert refused.reason_code == "stale_worker_refused"
+    sweeping.sweep()
+    assert (row(outcome.pk).state, row(outcome.pk).basis) == ("succeeded", "receipt")
+    assert len(clerk.calls) == 1
+
+
+@pytest.mark.case("D1")
+@pytest.mark.parametrize("seconds", [0, 30])
+def test_a_heartbeat_after_the_lease_or_of_another_generation_is_refused(clerk, clock, seconds):
+    told = {}
+
+    def beating(call):
+        operation = executor.Operation.objects.get()
+        beat = {"seconds": 40, "longest": 900}
+        told["live"] = transition.heartbeat(operation.subject, generation=1, **beat)
+        told["stale"] = transition.heartbeat(operation.subject, generation=0, **beat)
+        clock.advance(seconds + 41)
+        told["late"] = transition.heartbeat(operation.subject, generation=1, **beat)
+        return applied("r-1", **call.request)
+
+    clerk.answers(beating)
+    perform(order(), actor=AGENT)
+    assert told["live"] is not None
+    assert told["stale"] is told["late"] is None
+
+
+@pytest.mark.case("D1")
+def test_no_heartbeat_carries_a_lease_beyond_the_actions_longest_duration(clerk, clock):
+    def beating(call):
+        operation = executor.Operation.objects.get()
+        until = transition.heartbeat(operation.subject, generation=1, seconds=10_000, longest=900)
+        assert (until - operation.last_sent_at).total_seconds() == 900
+        return applied("r-1", **call.request)
+
+    clerk.answers(beating)
+    assert perform(order(), actor=AGENT).state is State.SUCCEEDED
+
+
+@pytest.mark.case("D3")
+@pytest.mark.parametrize("skew", [25, -25, -3600])
+def test_only_the_databases_clock_ends_a_lease(clerk, clock, monkeypatch, skew):
+    import time
+
+    really = time.time
+
+    def during(call):
+        monkeypatch.setattr(time, "time", lambda: really() + skew)
+        with pytest.raises(LeaseLive):
+            reconciler.reconcile(executor.Operation.objects.get().pk)
+        return applied("r-1", **call.request)
+
+    clerk.answers(during)
+    outcome = perform(order(), actor=AGENT)
+    assert outcome.state is State.SUCCEEDED
+    assert abs((row(outcome.pk).settled_at - clock.now()).total_seconds()) < 5
+
+
+@pytest.mark.case("D5")
+def test_an_expired_claim_becomes_unknown_and_is_found_never_sent_again(clerk, clock, monkeypatch):
+    monkeypatch.setattr(executor, "settle", lambda claim, judged: None)
+    perform(order("none"), actor=AGENT)
+    monkeypatch.undo()
+    pk = executor.Operation.objects.get().pk
+    with pytest.raises(LeaseLive):
+        reconciler.reconcile(pk)
+    clock.advance(60)
+    clerk.sees(found())
+    sweeping.sweep()
+    assert row(pk).state == "succeeded"
+    assert len(clerk.effects) == 1
+
+
+# Look-ups that fail
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [Unauthorized("no", status=401), Unavailable("later", status=503), NotSent("refused"), ValueError("password=hunter2"),
+     {"verdict": "found"}, None],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_a_look_up_that_fails_is_cannot_tell_and_comes_again(clerk, failure):
+    pk = made(clerk, LOST, action="none")
+    clerk.sees(failure)
+    looked = reconciler.reconcile(pk)
+    assert looked.finding.verdict is Verdict.CANNOT_TELL
+    assert (row(pk).state, row(pk).look_ups) == ("ambiguous", 1)
+    assert row(pk).due_at is not None
+    assert "hunter2" not in JournalEntry.objects.get(kind="finding").data
+
+
+def test_a_look_up_with_values_that_json_cannot_hold_is_kept(clerk):
+    pk = made(clerk, LOST)
+    clerk.sees(found(size=2**60, odd="a\x00b", bad="\ud800", nan=float("nan")))
+    reconciler.reconcile(pk)
+    assert row(pk).state == "succeeded"
+
+
+def test_without_its_provider_an_operation_is_still_watched_and_then_shown(clerk, clock, settings):
+    pk = made(clerk, LOST)
+    settings.AFTERCALL_PROVIDERS = []
+    registry.forget()
+    for _ in range(20):
+        clock.advance(minutes=5)
+        sweeping.sweep()
+    assert (row(pk).state, row(pk).escalation_reason) == ("ambiguous", "no_conclusive_answer")
+
+
+def test_an_expired_claim_without_its_provider_goes_to_a_person(clerk, clock, monkeypatch, settings):
+    monkeypatch.setattr(executor, "settle", lambda claim, judged: None)
+    perform(order(), actor=AGENT)
+    settings.AFTERCALL_PROVIDERS = []
+    registry.forget()
+    clock.advance(60)
+    sweeping.sweep()
+    operation = executor.Operation.objects.get()
+    assert (operation.state, operation.escalation_reason) == ("ambiguous", "no_handler")
+
+
+def test_a_request_that_cannot_be_opened_does_not_end_the_look_ups(clerk, clock, settings):
+    from cryptography.fernet import Fernet
+
+    clerk.answers(LOST)
+    pk = perform(order(request={"order": "1002", "amount": 4200, "currency": "USD", "card": "4242"}), actor=AGENT).pk
+    settings.AFTERCALL_SEAL_KEYS = [Fernet.generate_key().decode()]
+    for _ in range(20):
+        clock.advance(minutes=5)
+        sweeping.sweep()
+    assert (row(pk).state, row(pk).escalation_reason) == ("ambiguous", "no_conclusive_answer")
+
+
+def test_a_look_up_on_a_page_that_is_out_of_date_is_refused(clerk):
+    pk = made(clerk, LOST)
+    with pytest.raises(StaleVersion):
+        reconciler.reconcile(pk, version=row(pk).version - 1)
+    assert clerk.look_ups == []
+
+
+def test_what_was_never_sent_cannot_be_looked_up(clerk, superuser_connection):
+    pk = made(clerk, DOWN)
+    superuser_connection.execute("UPDATE reconciliation_operation SET attempts = 0, state = 'ready'")
+    with pytest.raises(CannotLookUp, match="Nothing was ever sent"):
+        reconciler.reconcile(pk)
+
+
+def test_a_move_meanwhile_keeps_what_the_look_up_saw(clerk):
+    pk = made(clerk, LOST)
+
+    def terminated_meanwhile(call):
+        stop(pk)
+        return found()
+
+    clerk.look_up, really = terminated_meanwhile, clerk.look_up
+    try:
+        with pytest.raises(StaleVersion):
+            reconciler.reconcile(pk)
+    finally:
+        clerk.look_up = really
+    assert row(pk).state == "terminated"
+    assert kinds(pk)[-1] == "finding"
+
+
+# What is settled
+
+
+def test_a_look_up_of_a_success_is_evidence_and_changes_nothing(clerk):
+    pk = made(clerk)
+    before = row(pk).version
+    clerk.sees(absent())
+    looked = reconciler.reconcile(pk, actor=OLGA)
+    assert (looked.moved, row(pk).state, row(pk).version) == (False, "succeeded", before)
+    assert kinds(pk)[-1] == "finding"
+
+
+@pytest.mark.parametrize("ending", ["failed_terminal", "terminated", "failed_retryable"])
+@pytest.mark.parametrize("how", ["look_up", "report"])
+def test_a_proof_of_what_was_called_not_applied_is_believed_and_loud(clerk, ending, how):
+    pk = made(clerk, {"failed_terminal": REFUSED, "terminated": LOST, "failed_retryable": DOWN}[ending])
+    if ending == "terminated":
+        stop(pk)
+    if how == "report":
+        report(pk, 1, **APPLIED)
+        sweeping.sweep()
+    else:
+        clerk.sees(found())
+        reconciler.reconcile(pk)
+    operation = row(pk)
+    assert (operation.state, operation.escalation_reason) == ("succeeded", "applied_after_all")
+    assert operation.escalated_at is not None
+    assert len(clerk.calls) == 1
+
+
+@pytest.mark.parametrize("sight", [absent(), cannot_tell()])
+def test_a_look_up_that_sees_nothing_leaves_what_is_settled_alone(clerk, sight):
+    pk = made(clerk, REFUSED)
+    before = row(pk).version
+    clerk.sees(sight)
+    reconciler.reconcile(pk)
+    assert (row(pk).state, row(pk).version) == ("failed_terminal", before)
+
+
+def test_the_audit_row_of_a_look_up_names_its_evidence(clerk):
+    pk = made(clerk, LOST)
+    clerk.sees(found())
+    reconciler.reconcile(pk, actor=OLGA)
+    body = Entry.objects.filter(subject=f"operation:{pk}").latest("id").body
+    assert (body["actor"], body["details"]["verdict"], len(body["evidence"])) == ("person:1", "found", 64)
+    assert json.dumps(body).count("Olga") == 0
