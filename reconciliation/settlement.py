@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Protocol
 
 from . import policy, sealing
@@ -37,6 +38,8 @@ class Attempt(Protocol):
     def identical_replays(self) -> int: ...
     @property
     def last_error(self) -> str: ...
+    @property
+    def first_sent_at(self) -> datetime | None: ...
     @property
     def retry(self) -> RetryPolicy: ...
     @property
@@ -190,7 +193,9 @@ def _error_observed(attempt: Attempt, error: BaseException, error_class: ErrorCl
 
 
 def _judge_clean(attempt: Attempt, observed: Observed, error: BaseException, error_class: ErrorClass) -> Judged:
-    facts = {"error_class": error_class, "reason_code": str(error_class), "unknown_attempts": []}
+    facts: dict[str, Any] = {"error_class": error_class, "reason_code": str(error_class), "unknown_attempts": []}
+    if attempt.first_sent_at is None and error_class in (ErrorClass.NOT_SENT, ErrorClass.OWN_FAULT):
+        facts |= {"first_sent_at": None, "same_key_until": None}  # nothing has left yet: no retention has begun
     decision = policy.decide(error_class, attempt.spec)
     if decision is Next.HOLD:
         held = {**facts, "due_at": None, "escalation_reason": "held"}
