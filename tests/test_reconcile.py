@@ -9,7 +9,12 @@ from reconciliation import executor, reconciler, registry, sweeping, transition
 from reconciliation.executor import perform
 from reconciliation.models import JournalEntry
 from reconciliation.providers.base import (
-    NotSent, OutcomeUnknown, Rejected, Unauthorized, Unavailable, Verdict,
+    NotSent,
+    OutcomeUnknown,
+    Rejected,
+    Unauthorized,
+    Unavailable,
+    Verdict,
 )  # fmt: skip
 from reconciliation.reconciler import CannotLookUp
 from reconciliation.states import Kind, State, Subject
@@ -211,10 +216,16 @@ def test_an_expired_claim_becomes_unknown_and_is_found_never_sent_again(clerk, c
 
 @pytest.mark.parametrize(
     "failure",
-    [Unauthorized("no", status=401), Unavailable("later", status=503), NotSent("refused"), ValueError("password=hunter2"),
-     {"verdict": "found"}, None],
+    [
+        Unauthorized("no", status=401),
+        Unavailable("later", status=503),
+        NotSent("refused"),
+        ValueError("password=hunter2"),
+        {"verdict": "found"},
+        None,
+    ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_a_look_up_that_fails_is_cannot_tell_and_comes_again(clerk, failure):
     pk = made(clerk, LOST, action="none")
     clerk.sees(failure)

@@ -8,7 +8,16 @@ from reconciliation import reconciler, retrying, settlement, sweeping
 from reconciliation.executor import perform
 from reconciliation.models import JournalEntry
 from reconciliation.providers.base import (
-    Invalid, KeyInUse, NotSent, OutcomeUnknown, OwnFault, RateLimited, Receipt, Rejected, Unauthorized, Unavailable,
+    Invalid,
+    KeyInUse,
+    NotSent,
+    OutcomeUnknown,
+    OwnFault,
+    RateLimited,
+    Receipt,
+    Rejected,
+    Unauthorized,
+    Unavailable,
 )  # fmt: skip
 from reconciliation.states import State
 from tests.scripted import AGENT, OLGA, absent, applied, cannot_tell, found, kinds, order, row, spec
@@ -50,9 +59,16 @@ def test_an_unknown_attempt_after_an_unknown_one_leaves_both_unknown(clerk, cloc
     assert row(pk).unknown_attempts == [1, 2]
 
 
-@pytest.mark.parametrize(("error", "state"), [(Rejected("no", status=402), "failed_terminal"), (Invalid("no", status=422), "failed_terminal"),
-                                              (Unauthorized("no", status=401), "ambiguous"), (Unavailable("no", status=503), "ambiguous"),
-                                              (NotSent("no"), "ambiguous")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (Rejected("no", status=402), "failed_terminal"),
+        (Invalid("no", status=422), "failed_terminal"),
+        (Unauthorized("no", status=401), "ambiguous"),
+        (Unavailable("no", status=503), "ambiguous"),
+        (NotSent("no"), "ambiguous"),
+    ],
+)
 def test_only_an_answer_declared_to_cover_earlier_attempts_settles_them(clerk, clock, error, state):
     clerk.answers(LOST, error)
     pk = perform(order("covering"), actor=AGENT).pk
@@ -247,3 +263,18 @@ def test_every_attempt_leaves_its_start_and_its_answer(clerk, clock):
     pk = perform(order("unlisted"), actor=AGENT).pk
     again(pk)
     assert kinds(pk) == ["attempt_started", "no_answer", "finding", "attempt_started", "not_applied"]
+
+
+def test_a_retention_begins_when_something_has_left_and_not_before(clerk, clock):
+    clerk.answers(NotSent("refused"), LOST)
+    clerk.sees(cannot_tell())
+    pk = perform(order("unlisted"), actor=AGENT).pk
+    assert (row(pk).first_sent_at, row(pk).same_key_until) == (None, None)
+    clock.advance(days=2)
+    again(pk)
+    operation = row(pk)
+    assert operation.attempts == 2
+    assert (operation.same_key_until - operation.first_sent_at).total_seconds() == 86400 - 600
+    clerk.answers(NotSent("refused"))
+    again(pk)
+    assert row(pk).first_sent_at == operation.first_sent_at

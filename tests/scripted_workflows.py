@@ -1,0 +1,39 @@
+"""A workflow of two steps at the scripted provider, in two versions."""
+
+from reconciliation.workflows import Step, StepKind, Workflow
+
+
+def label_of(facts):
+    return {"order": facts.input["order"], "amount": 0, "currency": "USD"}
+
+
+def refund_of(facts):
+    return {
+        "order": facts.input["order"],
+        "amount": facts.input["amount"],
+        "currency": "USD",
+        "label": facts.results["label"]["id"],
+    }
+
+
+LABEL = Step(name="label", provider="clerk", action="keyed", request=label_of)
+REFUND = Step(name="refund", provider="clerk", action="keyed", request=refund_of, kind=StepKind.PIVOT)
+MAIL = Step(name="mail", provider="clerk", action="keyed", request=label_of, kind=StepKind.RETRYABLE)
+
+
+def claim(version, *steps):
+    return Workflow(
+        name="damaged_item",
+        version=version,
+        steps=steps,
+        business_object=lambda given: given["order"],
+        shown=("order",),
+    )
+
+
+first = claim(1, LABEL, REFUND)
+second = claim(2, LABEL, REFUND, MAIL)
+READ = Step(name="read", provider="clerk", action="read", request=label_of)
+reading = Workflow(name="reading", steps=(READ, REFUND), business_object=lambda given: given["order"])
+STUCK = Step(name="x", provider="clerk", action="keyed", request=lambda facts: {"a": facts.input["missing"]})
+broken = Workflow(name="broken", steps=(STUCK,), business_object=lambda given: given["order"])
