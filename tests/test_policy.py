@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from reconciliation import policy
-from reconciliation.policy import ErrorClass, Next, classify, decide
+from reconciliation.policy import ErrorClass, Next, RetryPolicy, classify, decide
 from reconciliation.providers import base
 from reconciliation.providers.base import ActionSpec, Repeat
 
@@ -77,14 +77,14 @@ def test_only_a_refusal_of_the_request_itself_covers_earlier_attempts_and_only_w
 @pytest.mark.parametrize(("attempt", "longest"), [(1, 2), (2, 4), (3, 8), (8, 256), (9, 300), (60, 300)])
 def test_back_off_doubles_up_to_its_cap_with_jitter(settings, attempt, longest):
     settings.AFTERCALL_BACK_OFF, settings.AFTERCALL_BACK_OFF_CAP = 2.0, 300.0
-    waits = [policy.back_off(attempt) for _ in range(200)]
+    waits = [RetryPolicy().wait(attempt) for _ in range(200)]
     assert longest / 2 <= min(waits) < max(waits) <= longest
     assert len(set(waits)) > 100
 
 
 @pytest.mark.parametrize(("asked", "least"), [(60, 60), (0, 0), (None, 0), (7200, 3600), (10**12, 3600), (-5, 0)])
 def test_a_provider_is_not_asked_sooner_than_it_wants_but_within_the_hour(asked, least):
-    wait = policy.back_off(1, retry_after=asked)
+    wait = RetryPolicy().wait(1, retry_after=asked)
     assert least <= wait <= max(least, 2)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from audit.models import Entry
-from reconciliation import executor, reconciler, registry, retrying, runs, sweeping, transition
+from reconciliation import executor, leases, reconciler, registry, retrying, runs, sweeping, transition
 from reconciliation.executor import Held, perform
 from reconciliation.keys import InvalidField
 from reconciliation.models import Operation, Run
@@ -50,6 +50,10 @@ def run_now(run):
 
 def step(name):
     return Operation.objects.get(step=name)
+
+
+def hold(run):
+    return leases.take(run, to=RunState.RUNNING, actor=AGENT, seconds=60)
 
 
 # Starting
@@ -179,11 +183,14 @@ def test_what_was_only_read_is_nothing_to_undo(versions, clerk):
     assert runs.advance(run.pk).state in ("failed", "pending")
 
 
-def test_a_failure_after_effects_is_a_persons(versions, clerk):
+def test_a_failure_after_effects_walks_back_and_never_counts_as_nothing_applied(versions, clerk, clock):
     clerk.answers(label, REFUSED)
     run = runs.advance(started().pk)
-    assert (run.state, run.escalation_reason) == ("pending", "step_failed_after_effects")
-    assert run.due_at is None
+    assert run.state == "compensating"
+    for _ in range(3):
+        clock.advance(minutes=5)
+        sweeping.sweep()
+    assert (run_now(run).state, run_now(run).escalation_reason) == ("compensating", "undo_incomplete")
 
 
 def test_a_terminated_step_stops_its_run_visibly(versions, clerk):
@@ -215,8 +222,7 @@ def test_a_step_that_a_newer_intent_has_replaced_stops_its_run_and_does_not_come
 
 
 def test_a_marked_run_is_left_alone_until_it_is_resumed(versions, clerk):
-    clerk.answers(label, REFUSED)
-    run = runs.advance(started().pk)
+    run = runs.advance(started("broken").pk)
     assert runs.advance(run.pk).version == run.version
     resumed = runs.resume(run.pk, actor=OLGA, version=run.version, reason="repaired")
     assert (resumed.escalated_at, resumed.due_at is not None) == (None, True)
@@ -272,7 +278,7 @@ def test_a_held_run_is_taken_by_nobody_else(versions, clerk):
     def meanwhile(call):
         others.append(runs.advance(run.pk).generation)
         with pytest.raises(transition.RunNotHeld):
-            runs._take(run_now(run), actor=AGENT, seconds=10)
+            hold(run_now(run))
         return label(call)
 
     clerk.answers(meanwhile, refund)
@@ -305,7 +311,7 @@ def test_a_worker_that_lost_its_run_claims_nothing_more(versions, clerk, clock):
 @pytest.mark.parametrize("state", [RunState.CANCELLED, RunState.UNCERTAIN])
 def test_a_run_that_was_stopped_sends_nothing_more(versions, clerk, state):
     run = started()
-    lease = runs._take(run, actor=AGENT, seconds=60)
+    lease = hold(run)
     taken = run_now(run)
     transition.transition(run.subject, to=state, version=taken.version, fact=OLGA.fact("stopped"))
     with pytest.raises(transition.RunNotHeld):
@@ -319,14 +325,14 @@ def test_a_due_retry_of_a_cancelled_run_is_not_sent(versions, clerk, clock):
     transition.transition(run.subject, to=RunState.CANCELLED, version=run.version, fact=OLGA.fact("cancelled"))
     clock.advance(minutes=10)
     sweeping.sweep()
-    with pytest.raises(transition.RunNotHeld):
+    with pytest.raises((transition.RunNotHeld, retrying.NotRetryable)):
         retrying.retry(step("label").pk, actor=OLGA, reason="again")
     assert len(clerk.calls) == 1
 
 
 def test_a_step_is_claimed_only_under_the_generation_that_holds_its_run(versions, clerk):
     run = started()
-    lease = runs._take(run, actor=AGENT, seconds=60)
+    lease = hold(run)
     for generation in (lease.generation - 1, lease.generation + 1):
         with pytest.raises(transition.RunNotHeld):
             perform(order(held=Held(run_id=run.pk, generation=generation)), actor=AGENT)
@@ -335,7 +341,7 @@ def test_a_step_is_claimed_only_under_the_generation_that_holds_its_run(versions
 
 def test_a_heartbeat_of_a_lost_run_is_refused(versions, clock):
     run = started()
-    lease = runs._take(run, actor=AGENT, seconds=60)
+    lease = hold(run)
     assert transition.heartbeat_run(run.subject, generation=lease.generation, seconds=60) is not None
     assert transition.heartbeat_run(run.subject, generation=lease.generation - 1, seconds=60) is None
     clock.advance(61)
@@ -344,7 +350,13 @@ def test_a_heartbeat_of_a_lost_run_is_refused(versions, clock):
 
 def test_a_run_whose_worker_was_lost_is_due_again_and_goes_on(versions, clerk, clock, monkeypatch):
     clerk.answers(label, refund)
-    monkeypatch.setattr(runs, "_goes_on", lambda *_: (_ for _ in ()).throw(SystemExit))
+    really = executor.settle
+
+    def killed_after_it(claim, judged):
+        really(claim, judged)
+        raise SystemExit
+
+    monkeypatch.setattr(executor, "settle", killed_after_it)
     run = started()
     with pytest.raises(SystemExit):
         runs.advance(run.pk)
