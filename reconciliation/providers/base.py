@@ -74,6 +74,13 @@ class ActionSpec:
     ceiling: str | None = None  # sum per business object that may not be passed
     id_names_target: bool = False  # the provider's id names the thing acted on, so it may recur across operations
 
+    def __post_init__(self) -> None:
+        if self.repeat is Repeat.LOOKUP and not self.absence_is_proof:
+            raise ValueError("an action that is repeated after a look-up needs absence_is_proof")
+        for name in self.volatile:
+            if name in self.compare:
+                raise ValueError(f"{name!r} is compared with what the provider shows, so it cannot be volatile")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
