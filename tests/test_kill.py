@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reconciliation import executor, workers
+from reconciliation import executor, reconciler, workers
 from reconciliation.actors import Actor
 from reconciliation.models import JournalEntry, Operation
 from tests.nursery import Desk
@@ -119,6 +119,7 @@ def test_killed_in_the_call_after_the_effect_it_is_found(desk: Desk, repeat: str
     server.release()
     operation = rest_and_check(desk, repeat)
     assert (operation.state, operation.basis) == ("succeeded", "look_up")
+    assert operation.escalated_at is None, "it was unknown, never called absent"
     assert desk.sent(operation) == 1
 
 
@@ -152,3 +153,21 @@ def test_no_age_of_a_claim_makes_it_failed(desk: Desk, repeat: str) -> None:
     assert desk.world.count() == 0
     desk.come_to_rest()
     desk.check()
+
+
+@pytest.mark.parametrize("repeat", ["keyed", "lookup"])
+def test_one_empty_look_is_no_proof_and_nor_is_an_early_one(desk: Desk, repeat: str) -> None:
+    """Lease 40 s; absence counts 30 s (the time-out) and 5 s (until effects show) after its end, twice, 30 s apart."""
+    kill_at(desk, repeat, "claimed")
+    desk.clock.advance(41)
+    for seconds, reads in ((0, 0), (34, 0), (2, 1), (1, 1), (28, 1)):
+        desk.clock.advance(seconds)
+        workers.bury_dead()
+        reconciler.reconcile(desk.operation().pk)
+        assert (desk.operation().state, desk.operation().absent_reads) == ("ambiguous", reads)
+    desk.clock.advance(2)
+    reconciler.reconcile(desk.operation().pk)
+    assert (desk.operation().state, desk.operation().reason_code) == ("failed_retryable", "absent")
+    desk.come_to_rest()
+    desk.check()
+    assert desk.sent(desk.operation()) == 1
