@@ -92,6 +92,7 @@ def machine(connection: psycopg.Connection[Any], *, data: Path | None) -> dict[s
         "cores": os.cpu_count(),
         "memory_gb": round(int(_first(r"^MemTotal:\s+(\d+) kB$", "/proc/meminfo") or 0) / 2**20),
         "file_system": _file_system(data or Path(tempfile.gettempdir())),
+        "load_average": round(os.getloadavg()[1], 1),  # of the last five minutes: others at work spoil figures
         "kernel": f"{platform.system()} {platform.release()}",
         "postgresql": row[0],
         "python": platform.python_version(),
