@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.conf import settings
 from django.db import connections
 from django_q.models import OrmQ
 from django_q.tasks import async_task
 
 from . import spool, sweeping, transition, workers
-from .models import Operation, Run
+from .models import Operation, Run, Tick
 
 ROUNDS = 20  # a drain ends by itself well before the queue would take it for lost; the beat asks again
+QUIET = timedelta(seconds=10)  # the health page takes a worker that has not been seen for 30 s for silent
 
 
 def drain() -> int:
@@ -36,7 +39,7 @@ def beat_once() -> None:
     workers.me("beat")
     workers.seen()
     workers.bury_dead()
-    if _anything_due() and OrmQ.objects.count() < settings.Q_CLUSTER["workers"]:
+    if (_anything_due() or _long_quiet()) and OrmQ.objects.count() < settings.Q_CLUSTER["workers"]:
         wake()
     tick("beat", by=workers.me(), handled=0)
 
@@ -48,6 +51,12 @@ def _anything_due() -> bool:
         or Run.objects.filter(due_at__lte=now).exists()
         or any(spool.folder().glob("*.report"))
     )
+
+
+def _long_quiet() -> bool:
+    """Whether no worker has swept for a while: a wake-up without work shows that they are there, and empties spools."""
+    last = Tick.objects.filter(name="sweep").values_list("at", flat=True).first()
+    return last is None or transition.database_now() - last > QUIET
 
 
 def tick(name: str, *, by: str, handled: int) -> None:
