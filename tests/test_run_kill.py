@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from audit.models import Entry
-from reconciliation import executor, reconciler, runs, transition
+from reconciliation import executor, leases, reconciler, runs, transition
 from reconciliation.actors import Actor
 from reconciliation.models import Operation, Run
 from reconciliation.states import RunState
@@ -69,7 +69,7 @@ def test_an_overtaken_worker_claims_no_further_step(desk: Desk, boundary: str) -
     worker = walking(desk, start(), boundary)
     worker.freeze()
     desk.clock.advance(120)
-    held = runs._take(Run.objects.get(), actor=OLGA, seconds=300)
+    held = leases.take(Run.objects.get(), to=RunState.RUNNING, actor=OLGA, seconds=300)
     claims = Operation.objects.count()
     worker.thaw()
     worker.go_on(boundary)
@@ -150,11 +150,11 @@ def test_two_starts_of_one_run_are_one(desk: Desk) -> None:
 def test_an_old_hold_on_a_run_is_good_for_nothing(desk: Desk) -> None:
     desk.world.mail.fault("unavailable")
     runs.advance(start().pk)
-    old = runs._take(Run.objects.get(), actor=OLGA, seconds=30)
+    old = leases.take(Run.objects.get(), to=RunState.RUNNING, actor=OLGA, seconds=30)
     desk.clock.advance(31)
     subject = Run.objects.get().subject
     assert transition.heartbeat_run(subject, generation=old.generation, seconds=30) is None, "it ran out"
-    new = runs._take(Run.objects.get(), actor=OLGA, seconds=30)
+    new = leases.take(Run.objects.get(), to=RunState.RUNNING, actor=OLGA, seconds=30)
     row, sent = Run.objects.values().get(), len(desk.world.mail.requests())
 
     assert transition.heartbeat_run(subject, generation=old.generation, seconds=300) is None
@@ -162,7 +162,7 @@ def test_an_old_hold_on_a_run_is_good_for_nothing(desk: Desk) -> None:
         with pytest.raises(transition.RunNotHeld):
             executor.claim_again(Operation.objects.get(step="mail"), actor=OLGA, held=held)
     with pytest.raises(transition.StaleGeneration):
-        runs._leave(subject, old, to=RunState.PENDING, reason_code="old")
+        leases.leave(subject, old, to=RunState.PENDING, reason_code="old")
     with pytest.raises(transition.RunNotHeld), runs.holding(Operation.objects.get(step="mail"), held=None, actor=OLGA):
         pass
     assert Run.objects.values().get() == row

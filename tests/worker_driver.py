@@ -37,7 +37,7 @@ from django.conf import settings
 from django.db import connections
 
 from console import tether
-from reconciliation import executor, retrying, runs, settlement, sweeping, workers
+from reconciliation import executor, leases, retrying, runs, settlement, sweeping, workers
 from reconciliation.actors import SYSTEM, Actor
 from reconciliation.executor import Intent
 from reconciliation.keys import Identity
@@ -105,7 +105,7 @@ BOUNDARIES = {
     "answered": _after(executor, "_send"),
     "judged": _after(settlement, "judge"),
     "settled": _after(executor, "_write_settlement"),
-    "leaving": _before(runs, "_leave"),
+    "leaving": _before(leases, "leave"),
 }
 
 
