@@ -23,6 +23,8 @@ _ACT = {
     Permission.TERMINATE,
     Permission.WITHDRAW,
     Permission.RESUME,
+    Permission.CANCEL,
+    Permission.COMPENSATE,
 }
 _ROLES: dict[str, frozenset[Permission]] = {
     Role.VIEWER: frozenset(_VIEW),

@@ -14,9 +14,21 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from . import pressing, runs
+from . import pressing, run_deeds
 from .actors import Actor, Permission
-from .deeds import NotAllowed, View, look_up, read, resolve_applied, resolve_not_applied, retry, stop
+from .deeds import (
+    NotAllowed,
+    View,
+    compensate,
+    look_up,
+    new_intent,
+    read,
+    resolve_applied,
+    resolve_not_applied,
+    retry,
+    stop,
+)  # fmt: skip
+from .intents import why_not_undoable
 from .judgement import absence_provable_at
 from .models import Operation, Run
 from .pressing import Answer, Verdict, answer_of
@@ -149,12 +161,22 @@ def _say_withdraw(view: View) -> Say:
     return True, "Nothing was sent, and nothing will be."
 
 
-def _say_resume(run: Run) -> Say:
-    if run.state in RUN_TERMINAL:
-        return False, "The run has ended."
-    if run.escalated_at is None:
-        return False, "Automation has not stopped with this run."
-    return True, "Clears the mark: automation goes on from the first step that is not settled."
+def _say_new_intent(view: View) -> Say:
+    operation = view.operation
+    if operation.state != State.FAILED_TERMINAL:
+        return False, "Possible once it is proven that this one was not applied and will not be tried."
+    if operation.unknown_attempts:
+        return False, "It was called not applied on a person's word; a new one could do it twice."
+    if operation.run is not None and operation.run.state in RUN_TERMINAL:
+        return False, "Its run has ended; start a new run."
+    return True, "Records the same request as a new intent with a new key, and lets its run go on with it."
+
+
+def _say_compensate(view: View) -> Say:
+    why = why_not_undoable(view.operation)
+    if why:
+        return False, why
+    return True, "Looks whether it still stands, then reverses it by a new operation with a key of its own."
 
 
 @dataclass(frozen=True)
@@ -188,18 +210,23 @@ _OPERATION_ACTIONS = (
             resolve_applied, inputs=(_PROVIDER_ID,)),
     _Action("resolve_not_applied", "Resolve as not applied", "It was not applied", Permission.RESOLVE,
             _say_resolve_not_applied, resolve_not_applied),
+    _Action("new_intent", "Try again as a new intent", "New intent", Permission.RETRY, _say_new_intent, new_intent),
+    _Action("compensate", "Compensate", "Compensate", Permission.COMPENSATE, _say_compensate, compensate,
+            calls_out=True),
     _Action("withdraw", "Withdraw", "Withdraw", Permission.WITHDRAW, _say_withdraw, partial(stop, code="withdrawn")),
     _Action("terminate", "Terminate", "Terminate", Permission.TERMINATE, _say_terminate,
             partial(stop, code="terminated")),
 )  # fmt: skip
 
 
-def _do_resume(run: Run, press: Press, actor: Actor) -> str:
-    runs.resume(run.pk, actor=actor, version=press.version, reason=press.reason)
-    return "The run is due again; automation goes on from the first step that is not settled."
-
-
-_RUN_ACTIONS = (_Action("resume", "Resume the run", "Resume", Permission.RESUME, _say_resume, _do_resume),)
+_RUN_ACTIONS = (
+    _Action("resume", "Resume the run", "Resume", Permission.RESUME, run_deeds.say_resume, run_deeds.resume),
+    _Action("compensate_run", "Undo what was applied", "Compensate", Permission.COMPENSATE, run_deeds.say_compensate,
+            run_deeds.compensate),
+    _Action("choose_again", "Ask for a fresh decision", "Decide anew", Permission.RESUME, run_deeds.say_choose_again,
+            run_deeds.choose_again),
+    _Action("cancel", "Cancel the run", "Cancel the run", Permission.CANCEL, run_deeds.say_cancel, run_deeds.cancel),
+)  # fmt: skip
 
 
 def previews(subject: Operation | Run, *, actor: Actor) -> tuple[Preview, ...]:
@@ -236,6 +263,8 @@ def _preview(action: _Action, view: View | Run, actor: Actor) -> Preview:
 
 
 def _permitted(action: _Action, view: View | Run, actor: Actor) -> bool:
+    if action.name == "compensate" and isinstance(view, View) and view.spec and view.spec.undo_by:
+        return actor.may(action.permission) and actor.may(Permission(view.spec.undo_by))
     if actor.may(action.permission):
         return True
     mine = isinstance(view, View) and view.operation.requested_by == actor.id

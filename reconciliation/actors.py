@@ -18,6 +18,8 @@ class Permission(StrEnum):
     TERMINATE = "terminate"
     WITHDRAW = "withdraw"
     RESUME = "resume"
+    CANCEL = "cancel"
+    COMPENSATE = "compensate"
     APPROVE = "approve"
     SEND_AGAIN = "send_again"
     VIEW_AUDIT = "view_audit"

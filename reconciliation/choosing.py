@@ -14,7 +14,7 @@ from .models import Chosen, Run
 from .progress import Progress
 from .providers.base import Json
 from .scrub import excerpt
-from .workflows import Choice
+from .workflows import Choice, Step, Workflow
 
 log = structlog.get_logger(__name__)
 
@@ -45,10 +45,35 @@ def choose(progress: Progress, step: Choice, lease: Held) -> tuple[str, str] | N
 
 def _position(run: Run, step: Choice) -> tuple[int, int]:
     """(the version to be decided, how many invalid proposals of it there are)."""
-    known = Chosen.objects.filter(run=run, step=step.name)
-    newest = known.filter(valid=True).order_by("-version").first()
-    version = (newest.version if newest else 0) + 1
-    return version, known.filter(version=version, valid=False).count()
+    version = decided_version(run, step.name) + 1
+    return version, Chosen.objects.filter(run=run, step=step.name, version=version, valid=False).count()
+
+
+def decided_version(run: Run, name: str) -> int:
+    """The newest version of a choice that was decided, or given up for a fresh one. 0: none yet."""
+    valid = Chosen.objects.filter(run=run, step=name, valid=True).values_list("version", flat=True)
+    given_up = [int(entry.rpartition("@")[2]) for entry in run.voided if entry.rpartition("@")[0] == name]
+    return max([*valid, *given_up], default=0)
+
+
+def give_up(progress: Progress, name: str) -> str:
+    """What `Run.voided` takes to have a choice made anew. Raises NotChosenAgain where that is not allowed."""
+    run, workflow = progress.run, progress.workflow
+    step = next((step for step in workflow.steps if step.name == name), None)
+    if not isinstance(step, Choice):
+        raise NotChosenAgain(f"{name!r} is no decision of this workflow.")
+    followed = [other.name for other in workflow.steps if name in _all_needs(workflow, other)]
+    if any(other in progress.operations or other in progress.chosen for other in followed):
+        raise NotChosenAgain("Steps already followed from this decision; undo the run instead.")
+    if run.replans >= workflow.max_replans:
+        raise NotChosenAgain(f"This run was decided anew {run.replans} times already, which is as often as it may be.")
+    undecided = 0 if name in progress.chosen else 1  # a version without any valid proposal is given up as well
+    return f"{name}@{decided_version(run, name) + undecided}"
+
+
+def _all_needs(workflow: Workflow, step: Step | Choice) -> set[str]:
+    direct = set(workflow.needs(step))
+    return direct.union(*(_all_needs(workflow, workflow.step(name)) for name in direct))
 
 
 def _valid(step: Choice, proposal: Any) -> Json:

@@ -10,7 +10,8 @@ from functools import partial
 
 from django.conf import settings
 
-from . import leases, stepping
+from . import leases, stepping, transition
+from .actors import SYSTEM, Actor
 from .executor import Held, Intent
 from .keys import Identity
 from .models import Operation, Run
@@ -35,6 +36,7 @@ def after_failure(progress: Progress, lease: Held) -> None:
 
 def walk_back(run: Run, workflow: Workflow, lease: Held) -> None:
     """Undo what may be undone until nothing more can; then leave the run where it stands."""
+    end_waiting(run, reason_code="run_walks_back", actor=SYSTEM)
     tried: set[str] = set()
     while True:
         progress = Progress.of(Run.objects.get(pk=run.pk), workflow)
@@ -46,6 +48,23 @@ def walk_back(run: Run, workflow: Workflow, lease: Held) -> None:
         fault = stepping.send(run, UNDO + step.name, partial(undo_intent, progress, step, held=lease), lease)
         if fault:
             return leases.stop(run, lease, step=fault[0], reason=fault[1], to=RunState.COMPENSATING)
+
+
+def end_waiting(run: Run, *, reason_code: str, actor: Actor, reason: str = "") -> list[Operation]:
+    """End forward steps that wait to be sent: nothing of them was applied, and nothing more is sent. Returns them."""
+    waiting = Operation.objects.filter(
+        run=run, undo_of=None, state__in=(State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
+    ).order_by("id")
+    ended = list(waiting)
+    for operation in ended:
+        transition.transition(
+            operation.subject,
+            to=State.FAILED_TERMINAL,
+            version=operation.version,
+            patch={"reason_code": reason_code, "escalated_at": None, "escalation_reason": ""},
+            fact=actor.fact(reason_code, reason=reason, run=run.pk),
+        )
+    return ended
 
 
 def _may_start(progress: Progress, step: Step) -> bool:
@@ -74,6 +93,7 @@ def undo_intent(progress: Progress, step: Step, *, held: Held | None) -> Intent:
         on_behalf_of=run.on_behalf_of,
         retry=step.undo.retry,
         undo_of=done.pk,
+        run_id=run.pk,
         spent_is_final=False,  # an undo must be done: when its budget is spent a person is called
     )
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from . import reconciler, retrying, transition
+from . import intents, reconciler, retrying, runs, transition
 from .actors import Actor
 from .models import JournalEntry, Operation, Run
 from .providers.base import ActionSpec
-from .states import Basis, RunState, State
+from .states import RUN_TERMINAL, Basis, Kind, RunState, State
 from .wording import duration, sentence
 
 
@@ -148,6 +148,35 @@ def stop(operation: Operation, press: Pressed, actor: Actor, *, code: str) -> st
     return f"{code.capitalize()}. " + ("Its outcome stays unknown on record." if unknown else "No attempt was applied.")
 
 
+def new_intent(operation: Operation, press: Pressed, actor: Actor) -> str:
+    """The same request once more, as a new intent; its run goes on with it."""
+    if operation.version != press.version:
+        raise transition.StaleVersion(kind=Kind.OPERATION, pk=operation.pk, source=operation.state, target=None)
+    try:
+        made = intents.next_version(operation, actor=actor, reason=press.reason)
+    except intents.NoIntent as refusal:
+        raise NotAllowed(str(refusal)) from refusal
+    _let_run_go_on(operation, actor, press.reason)
+    return f"Recorded as operation {made.pk}, version {made.intent_version} of this intent. It is due now."
+
+
+def compensate(operation: Operation, press: Pressed, actor: Actor) -> str:
+    """Reverse it by a new operation."""
+    try:
+        outcome = intents.compensate(operation, actor=actor)
+    except (intents.NoIntent, reconciler.CannotLookUp) as refusal:
+        raise NotAllowed(str(refusal)) from refusal
+    after = Operation.objects.get(pk=outcome.pk)
+    return f"Operation {after.pk} reverses it. That one is {_state(after)} now."
+
+
+def _let_run_go_on(operation: Operation, actor: Actor, reason: str) -> None:
+    """A run that stopped for this step goes on when a person has dealt with the step: one decision, not two."""
+    run = operation.run
+    if run is not None and run.escalated_at is not None and run.state not in RUN_TERMINAL:
+        runs.resume(run.pk, actor=actor, version=run.version, reason=reason)
+
+
 def _viewed(operation: Operation) -> View:
     view = read(operation)
     assert isinstance(view, View)
@@ -175,6 +204,8 @@ def _move(
         after=after,
         fact=actor.fact(code, reason=press.reason, **(details or {})),
     )
+    if to is not State.TERMINATED:
+        _let_run_go_on(operation, actor, press.reason)
 
 
 def _state(operation: Operation) -> str:

@@ -8,7 +8,7 @@ claim whose lease runs out, and an expired lease is an unknown outcome, never a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -91,6 +91,7 @@ class Intent:
     intended_at: datetime | None = None
     retry: RetryPolicy | None = None
     undo_of: int | None = None  # the operation that this one reverses
+    run_id: int | None = None  # its run, where that has ended and is not held
     spent_is_final: bool = True  # False: a spent budget waits for a person instead of failing
 
 
@@ -138,7 +139,7 @@ class Claim:
     first_sent_at: datetime | None
     same_key_until: datetime | None
     provider_operation_id: str = ""
-    retry: RetryPolicy = RetryPolicy()
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
     spent_is_final: bool = True
     cost: int = 0  # minor units, of the attempts before this one
 
@@ -195,7 +196,7 @@ def row_of(intent: Intent, provider: Provider, spec: ActionSpec) -> dict[str, An
         "intent_version": identity.intent_version,
         "lineage": "\\x" + keys.lineage_hash(identity).hex(),
         "key": keys.operation_key(identity),
-        "run_id": intent.held.run_id if intent.held else None,
+        "run_id": intent.held.run_id if intent.held else intent.run_id,
         "provider": intent.provider,
         "account": provider.account,
         "action": intent.action,

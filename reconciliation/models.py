@@ -61,6 +61,7 @@ class Run(models.Model):
     lock_held = models.BooleanField(default=False)
     waived = ArrayField(models.CharField(max_length=200), default=list)  # steps whose undo a person vouched for
     replans = models.IntegerField(default=0)  # fresh decisions asked for so far
+    voided = ArrayField(models.CharField(max_length=220), default=list)  # choices to be made anew: step@version
     escalated_at = models.DateTimeField(null=True)
     escalation_reason = models.CharField(max_length=64, default="")
     reason_code = models.CharField(max_length=64, default="")

@@ -30,7 +30,8 @@ class Progress:
         """Read where the run stands."""
         operations = Operation.objects.filter(run_id=run.pk).order_by("intent_version", "id")
         valid = Chosen.objects.filter(run_id=run.pk, valid=True).order_by("version")
-        return cls(run, workflow, {o.step: o for o in operations}, {c.step: c for c in valid})
+        chosen = {c.step: c for c in valid if f"{c.step}@{c.version}" not in run.voided}
+        return cls(run, workflow, {o.step: o for o in operations}, chosen)
 
     @cached_property
     def facts(self) -> Facts:

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 from django.conf import settings
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import Sum
 
 from . import choosing, compensation, keys, leases, registry, sealing, stepping, transition
@@ -113,6 +113,9 @@ def holding(operation: Operation, *, held: Held | None, actor: Actor) -> Iterato
         yield held
         return
     run = Run.objects.get(pk=operation.run_id)
+    if operation.undo_of_id is not None and run.state in RUN_TERMINAL:
+        yield None  # a person's single compensation of an ended run has no run to hold
+        return
     seconds = leases.with_margin(lease_seconds(registry.spec(operation.provider, operation.action)))
     undoing = operation.undo_of_id is not None
     lease = leases.take(run, to=RunState.COMPENSATING if undoing else RunState.RUNNING, actor=actor, seconds=seconds)
@@ -283,5 +286,67 @@ def resume(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
         patch={"escalated_at": None, "escalation_reason": ""},
         after={"due_at": 0},
         fact=actor.fact("resumed", reason=reason),
+    )
+    return Run.objects.get(pk=pk)
+
+
+# Ending early
+
+
+def cancel(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
+    """Stop all new work of a run: due retries and steps that wait for consent end, and no step is claimed any more.
+
+    What is in flight or unknown is left to look-ups; what was applied stays applied. Raises StaleVersion, NotInTable.
+    One transaction: either the run is cancelled and nothing of it waits, or nothing has changed.
+    """
+    run = Run.objects.get(pk=pk)
+    with transaction.atomic(using=transition.ALIAS):
+        transition.transition(
+            run.subject,
+            to=RunState.CANCELLED,
+            version=version,
+            patch={"reason_code": "cancelled", "escalated_at": None, "escalation_reason": ""},
+            fact=actor.fact("cancelled", reason=reason),
+        )
+        compensation.end_waiting(run, reason_code="run_cancelled", actor=actor, reason=reason)
+    return Run.objects.get(pk=pk)
+
+
+def compensate(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
+    """Have what the run applied undone. Raises StepUnknown while something of it is in flight or unknown."""
+    run = Run.objects.get(pk=pk)
+    transition.transition(
+        run.subject,
+        to=RunState.COMPENSATING,
+        version=version,
+        patch={"reason_code": "compensation_asked", "escalated_at": None, "escalation_reason": ""},
+        after={"due_at": 0},
+        guard=("nothing_unknown", "not_held"),
+        fact=actor.fact("compensation_asked", reason=reason),
+    )
+    return Run.objects.get(pk=pk)
+
+
+def choose_again(pk: int, *, step: str, actor: Actor, version: int, reason: str) -> Run:
+    """Ask for a fresh decision of a choice step: a new version, with a reason, before anything followed from the old.
+
+    Raises choosing.NotChosenAgain where steps already followed from it or the run has asked too often.
+    """
+    run = Run.objects.get(pk=pk)
+    progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
+    voided = choosing.give_up(progress, step)
+    transition.transition(
+        run.subject,
+        to=None if run.state == RunState.PENDING else RunState.PENDING,
+        version=version,
+        patch={
+            "replans": run.replans + 1,
+            "escalated_at": None,
+            "escalation_reason": "",
+            "voided": [*run.voided, voided],
+        },
+        after={"due_at": 0},
+        guard=("not_held",),
+        fact=actor.fact("chosen_again", reason=reason, step=step),
     )
     return Run.objects.get(pk=pk)

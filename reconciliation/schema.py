@@ -16,7 +16,7 @@ from .states import MOVES
 
 SQL = Path(__file__).resolve().parent / "sql"
 # Steps of the other functions: nobody calls them from outside.
-INTERNAL = ("ledger_patch", "ledger_journal", "ledger_applied_reported", "ledger_run_unknown")
+INTERNAL = ("ledger_patch", "ledger_journal", "ledger_applied_reported", "ledger_run_unknown", "ledger_run_lets")
 # State and journal are read by the application role and written through the functions alone.
 READ_ONLY = (
     "reconciliation_operation",

@@ -41,6 +41,16 @@ RETURNS boolean LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
                    AND j.kind = 'late_report' AND j.data::jsonb->>'status' = 'applied');
 $$;
 
+-- Whether a run lets one of its steps be sent: forward steps while it goes forward, undo steps while it walks back,
+-- both under its lease; and, after its end, an undo that a person asks for by itself (no lease: p_generation NULL).
+CREATE OR REPLACE FUNCTION ledger_run_lets(p_run reconciliation_run, p_undo boolean, p_generation int)
+RETURNS boolean LANGUAGE sql IMMUTABLE SET search_path = public, pg_temp AS $$
+    SELECT coalesce(CASE
+        WHEN p_generation IS NULL THEN p_undo AND p_run.settled_at IS NOT NULL
+        ELSE p_run.generation = p_generation AND p_run.state = CASE WHEN p_undo THEN 'compensating' ELSE 'running' END
+    END, false);
+$$;
+
 -- Journal alone: what was observed, where nothing is decided by it.
 CREATE OR REPLACE FUNCTION ledger_note(p_operation bigint, p_run bigint, p_entries jsonb, p_due_now boolean)
 RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -88,9 +98,8 @@ DECLARE
 BEGIN
     IF v_run_id IS NOT NULL THEN
         SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_run_id FOR SHARE;
-        -- Forward steps are sent while the run goes forward, undo steps while it walks back, others never.
-        IF v_run.generation IS DISTINCT FROM p_run_generation OR v_run.state IS DISTINCT FROM
-           (CASE WHEN p_row->>'undo_of_id' IS NULL THEN 'running' ELSE 'compensating' END) THEN
+        IF p_row->>'state' = 'pending'
+           AND NOT ledger_run_lets(v_run, p_row->>'undo_of_id' IS NOT NULL, p_run_generation) THEN
             RETURN QUERY SELECT 'run_not_held'::text, v_run_id, aftercall_now(), coalesce(v_run.state, 'none')::text;
             RETURN;
         END IF;
@@ -176,10 +185,8 @@ BEGIN
               AND n.first_sent_at IS NOT NULL) THEN 'newer_sent'
         WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
         WHEN (p_to = 'pending' OR 'unreported' = ANY (p_guard)) AND ledger_applied_reported(p_id) THEN 'reported_applied'
-        -- Forward steps are sent while the run goes forward, undo steps while it walks back, others never.
-        WHEN p_to = 'pending' AND v_run_id IS NOT NULL AND (v_run.generation IS DISTINCT FROM p_run_generation
-            OR v_run.state <> CASE WHEN v_old.undo_of_id IS NULL THEN 'running' ELSE 'compensating' END)
-            THEN 'run_not_held'
+        WHEN p_to = 'pending' AND v_run_id IS NOT NULL
+            AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, p_run_generation) THEN 'run_not_held'
         WHEN p_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'operation'
             AND m.source = v_old.state AND m.target = p_to) THEN 'not_in_table'
     END;
@@ -258,7 +265,7 @@ DECLARE
     v_new reconciliation_run;
     v_now timestamptz := aftercall_now();
     v_blank CONSTANT jsonb := '{"version": 1, "generation": 0, "lease_owner": "", "waiting_for": "",
-        "escalation_reason": "", "reason_code": "", "lock": "", "lock_held": false, "waived": [], "replans": 0,
+        "escalation_reason": "", "reason_code": "", "lock": "", "lock_held": false, "waived": [], "replans": 0, "voided": [],
         "input_shown": "{}", "input_sealed": "", "requested_by": "",
         "on_behalf_of": ""}';
 BEGIN
@@ -341,7 +348,7 @@ BEGIN
         state = v_new.state, version = v_new.version, generation = v_new.generation,
         lease_owner = v_new.lease_owner, lease_until = v_new.lease_until, due_at = v_new.due_at,
         waiting_for = v_new.waiting_for, lock_held = v_new.lock_held, waived = v_new.waived,
-        replans = v_new.replans, escalated_at = v_new.escalated_at,
+        replans = v_new.replans, voided = v_new.voided, escalated_at = v_new.escalated_at,
         escalation_reason = v_new.escalation_reason, reason_code = v_new.reason_code,
         updated_at = v_new.updated_at, settled_at = v_new.settled_at
     WHERE r.id = p_id;

@@ -1,0 +1,61 @@
+"""Checks of what a deployment declares, made at start: a fault in a declaration must not wait for somebody's money."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, register
+
+from . import registry
+from .actors import Permission
+from .providers.base import ActionSpec, Repeat
+from .workflows import problems
+
+
+@register("aftercall")
+def declarations(app_configs: Sequence[Any] | None, **options: Any) -> list[CheckMessage]:
+    """Every configured provider and workflow can be loaded and is sound."""
+    try:
+        providers, workflows = registry.providers(), registry.workflows()
+    except Exception as error:  # whatever an import raises, the person at the start needs its sentence
+        return [Error(f"A configured provider or workflow cannot be loaded: {error}", id="reconciliation.E001")]
+    found: list[CheckMessage] = []
+    for provider in providers.values():
+        for name, spec in provider.actions.items():
+            found += [
+                Error(f"Action {provider.name}/{name}: {problem}.", id="reconciliation.E002")
+                for problem in action_problems(provider, spec)
+            ]
+    for workflow in workflows.values():
+        found += [
+            Error(f"Workflow {workflow.name} version {workflow.version}: {problem}.", id="reconciliation.E003")
+            for problem in problems(workflow, _repeat_of)
+        ]
+    return found
+
+
+def _repeat_of(provider: str, action: str) -> Repeat | None:
+    try:
+        return registry.spec(provider, action).repeat
+    except registry.Unregistered:
+        return None
+
+
+def action_problems(provider: Any, spec: ActionSpec) -> Iterator[str]:
+    """What is wrong with an action's declaration, a sentence each without its full stop."""
+    compared = sorted(set(spec.volatile) & set(spec.compare))
+    if compared:
+        yield f"{', '.join(compared)} is both volatile and compared; what is compared must be in the fingerprint"
+    if spec.repeat is Repeat.LOOKUP and not (spec.absence_is_proof and hasattr(provider, "look_up")):
+        yield "repeat is lookup, which needs a look-up and absence_is_proof"
+    if spec.repeat is Repeat.KEYED and spec.key_retention.total_seconds() <= 0:
+        yield "repeat is keyed, which needs key_retention: how long the provider remembers a key"
+    if spec.absence_is_proof and spec.absence_reads < 1:
+        yield "absence_reads must be at least 1"
+    if spec.compensate_with and spec.compensate_with not in provider.actions:
+        yield f"compensate_with names {spec.compensate_with!r}, which this provider does not have"
+    if spec.undo_by and spec.undo_by not in list(Permission):
+        yield f"undo_by names {spec.undo_by!r}; permissions are {', '.join(Permission)}"
+    if not spec.timeout <= spec.max_duration:
+        yield "timeout is longer than max_duration, which no lease outlives"

@@ -1,0 +1,123 @@
+"""New intents that follow from a recorded operation: its next version, and its reversal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import executor, keys, reconciler, registry, transition
+from .actors import Actor
+from .compensation import undo_intent
+from .executor import Intent, Outcome
+from .keys import Identity, InvalidField
+from .models import Operation, Run
+from .policy import RetryPolicy
+from .progress import Progress
+from .providers.base import Verdict
+from .states import RUN_TERMINAL, State
+from .workflows import Step
+
+
+class NoIntent(Exception):
+    """An intent that may not follow. The text says why and what would allow it."""
+
+
+def identity_of(operation: Operation) -> Identity:
+    """The identity as it was submitted: a number or boolean as business object is told from its text by the hash."""
+    for business_object in _readings(operation.business_object):
+        identity = Identity(
+            tenant=operation.tenant,
+            workflow_type=operation.workflow_type,
+            workflow_id=operation.workflow_id,
+            step=operation.step,
+            business_object=business_object,
+            intent_version=operation.intent_version,
+        )
+        if keys.lineage_hash(identity) == bytes(operation.lineage):
+            return identity
+    raise InvalidField("business_object", "does not give the stored identity; the row was changed by hand")
+
+
+def _readings(text: str) -> Iterator[str | int | bool]:
+    yield text
+    if text.lstrip("-").isdigit():
+        yield int(text)
+    if text in ("True", "False"):
+        yield text == "True"
+
+
+def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operation:
+    """Record the same request as a new intent, due now. Raises OlderVersionOpen where the old one is unknown."""
+    spec = registry.spec(operation.provider, operation.action)
+    identity = identity_of(operation)
+    intent = Intent(
+        identity=Identity(**{**vars(identity), "intent_version": identity.intent_version + 1}),
+        provider=operation.provider,
+        action=operation.action,
+        request=operation.request,
+        requested_by=actor.id,
+        on_behalf_of=operation.on_behalf_of,
+        retry=RetryPolicy.read(operation.retry_policy, spec) if operation.retry_policy else None,
+        undo_of=operation.undo_of_id,
+        spent_is_final=operation.spent_is_final,
+    )
+    row = executor.row_of(intent, registry.provider(operation.provider), spec)
+    moved = transition.open_operation(
+        row={**row, "state": State.READY, "run_id": operation.run_id},
+        after={"due_at": 0},
+        observed=[],
+        fact=actor.fact("new_intent", reason=reason, after=operation.pk),
+    )
+    if moved is None:
+        raise NoIntent("A newer version of this intent is on record already.")
+    return Operation.objects.get(pk=moved.pk)
+
+
+def why_not_undoable(operation: Operation) -> str:
+    """Empty where a person may have this one reversed by itself; else why not, and what would allow it."""
+    if operation.state != State.SUCCEEDED:
+        return "Nothing is known to reverse. Possible once it is proven to have been applied."
+    if operation.undo_of_id is not None:
+        return "This one reverses another already; it is not reversed itself."
+    if _undo_step(operation) is None:
+        return "Its workflow declares no undo for this step."
+    run = operation.run
+    if run is not None and run.state not in RUN_TERMINAL:
+        return "Its run is still going; cancel the run, or have the whole run compensated."
+    if Operation.objects.filter(undo_of=operation).exclude(state=State.FAILED_TERMINAL).exists():
+        return "An undo of it is on record already."
+    return ""
+
+
+def _undo_step(operation: Operation) -> Step | None:
+    if operation.run is None:
+        return None
+    try:
+        step = registry.workflow(operation.run.workflow_type, operation.run.workflow_version).step(operation.step)
+    except (registry.Unregistered, KeyError):
+        return None
+    return step if isinstance(step, Step) and step.undo is not None else None
+
+
+def compensate(operation: Operation, *, actor: Actor) -> Outcome:
+    """Reverse one applied operation by a new one, after a look that it still stands (rule 7).
+
+    Raises NoIntent with why not, and what perform() raises.
+    """
+    why = why_not_undoable(operation)
+    step, run = _undo_step(operation), operation.run
+    if why or step is None or run is None:
+        raise NoIntent(why)
+    _check_it_stands(operation, actor)
+    progress = Progress.of(Run.objects.get(pk=run.pk), registry.workflow(run.workflow_type, run.workflow_version))
+    return executor.perform(undo_intent(progress, step, held=None), actor=actor)
+
+
+def _check_it_stands(operation: Operation, actor: Actor) -> None:
+    if registry.look_up_of(operation.provider) is None:
+        return
+    finding = reconciler.reconcile(operation.pk, actor=actor).finding
+    if finding is not None and finding.verdict is Verdict.REMOVED:
+        raise NoIntent("The provider shows that it was taken away already; there is nothing to reverse.")
+    if finding is None or finding.verdict is not Verdict.FOUND:
+        told = finding.verdict.replace("_", " ") if finding else "nothing"
+        raise NoIntent(f"Looked up first: {told}. It is reversed only while the provider shows that it stands.")

@@ -1,0 +1,163 @@
+"""What stands behind each button on a run, and what the run says of itself before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import choosing, registry, runs
+from .actors import Actor
+from .deeds import NotAllowed, Pressed
+from .models import Operation, Run
+from .progress import Progress
+from .states import RUN_TERMINAL, RunState, State
+from .workflows import Choice
+
+Say = tuple[bool, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """What a run did, did not do, does not know, and cannot take back: for a person to read."""
+
+    applied: tuple[Operation, ...]
+    unknown: tuple[Operation, ...]
+    not_applied: tuple[Operation, ...]
+    cannot_be_undone: tuple[tuple[str, str], ...]  # (step, reason) of those that were applied or may have been
+
+
+def account(run: Run) -> Account:
+    """Read it from the run's operations."""
+    forward = list(Operation.objects.filter(run=run, undo_of=None).order_by("id"))
+    unknown = [o for o in forward if o.state in (State.PENDING, State.AMBIGUOUS) or _given_up_unknown(o)]
+    applied = [o for o in forward if o.state == State.SUCCEEDED]
+    touched = {o.step for o in (*applied, *unknown)}
+    return Account(
+        applied=tuple(applied),
+        unknown=tuple(unknown),
+        not_applied=tuple(o for o in forward if o not in applied and o not in unknown),
+        cannot_be_undone=tuple(pair for pair in _cannot(run) if pair[0] in touched),
+    )
+
+
+def _given_up_unknown(operation: Operation) -> bool:
+    return operation.state == State.TERMINATED and bool(operation.unknown_attempts)
+
+
+def _cannot(run: Run) -> list[tuple[str, str]]:
+    try:
+        workflow = registry.workflow(run.workflow_type, run.workflow_version)
+    except registry.Unregistered:
+        return []
+    return [(step.name, step.cannot_undo or "no undo is declared") for step in workflow.effects if step.undo is None]
+
+
+def tell(told: Account) -> str:
+    """The account in sentences, with the provider's ids."""
+    parts = [
+        f"Applied: {_named(told.applied)}." if told.applied else "Nothing was applied.",
+        f"Unknown, left to look-ups: {_named(told.unknown)}." if told.unknown else "",
+        f"Cannot be undone: {', '.join(name for name, _ in told.cannot_be_undone)}." if told.cannot_be_undone else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _named(operations: tuple[Operation, ...]) -> str:
+    return ", ".join(f"{o.step} ({o.provider_operation_id})" if o.provider_operation_id else o.step for o in operations)
+
+
+# What each action would do
+
+
+def say_resume(run: Run) -> Say:
+    """Clear the mark."""
+    if run.state in RUN_TERMINAL:
+        return False, "The run has ended."
+    if run.escalated_at is None:
+        return False, "Automation has not stopped with this run."
+    return True, "Clears the mark: automation goes on from the first step that is not settled."
+
+
+def say_cancel(run: Run) -> Say:
+    """Stop all new work."""
+    if run.state in RUN_TERMINAL:
+        return False, "The run has ended."
+    return True, f"Stops all new work; steps in flight or unknown are left to look-ups. {tell(account(run))}"
+
+
+def say_compensate(run: Run) -> Say:
+    """Undo what was applied."""
+    told = account(run)
+    if run.state == RunState.COMPENSATING:
+        return False, "It is being undone already."
+    if run.state in RUN_TERMINAL and run.state != RunState.CANCELLED:
+        return False, "The run has ended; single steps can be compensated on their own pages."
+    if told.unknown:
+        return False, f"Find out first what became of {_named(told.unknown)}; nothing is undone before."
+    if not told.applied:
+        return False, "Nothing was applied; there is nothing to undo. Cancel it instead."
+    if _pivoted(run):
+        return False, "The pivot was applied: the way is forward only. Single steps can be compensated after the end."
+    return True, f"Undoes what was applied, newest first. {tell(told)}"
+
+
+def _pivoted(run: Run) -> bool:
+    try:
+        return Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version)).pivoted
+    except registry.Unregistered:
+        return False
+
+
+def say_choose_again(run: Run) -> Say:
+    """Have the newest decision made afresh."""
+    if run.state in RUN_TERMINAL:
+        return False, "The run has ended."
+    try:
+        step = _last_choice(run)
+        if step is None:
+            return False, "This workflow has no decision step."
+        choosing.give_up(Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version)), step.name)
+    except (registry.Unregistered, choosing.NotChosenAgain) as refusal:
+        return False, str(refusal)
+    return True, f"Asks for a fresh decision of {step.name}; the old one stays on record."
+
+
+def _last_choice(run: Run) -> Choice | None:
+    """The choice furthest on that was decided, or that found no valid proposal."""
+    workflow = registry.workflow(run.workflow_type, run.workflow_version)
+    progress = Progress.of(run, workflow)
+    choices = [step for step in workflow.steps if isinstance(step, Choice)]
+    reached = [step for step in choices if step.name in progress.chosen or step.name == run.waiting_for]
+    return next(reversed(reached or choices), None)
+
+
+# What each action does
+
+
+def resume(run: Run, press: Pressed, actor: Actor) -> str:
+    """Let automation go on."""
+    runs.resume(run.pk, actor=actor, version=press.version, reason=press.reason)
+    return "The run is due again; automation goes on from the first step that is not settled."
+
+
+def cancel(run: Run, press: Pressed, actor: Actor) -> str:
+    """Stop all new work, and tell what there is."""
+    runs.cancel(run.pk, actor=actor, version=press.version, reason=press.reason)
+    return f"Cancelled. {tell(account(run))}"
+
+
+def compensate(run: Run, press: Pressed, actor: Actor) -> str:
+    """Have what was applied undone."""
+    runs.compensate(run.pk, actor=actor, version=press.version, reason=press.reason)
+    return "What was applied is being undone, newest first."
+
+
+def choose_again(run: Run, press: Pressed, actor: Actor) -> str:
+    """Have a decision made afresh."""
+    step = _last_choice(run)
+    try:
+        runs.choose_again(
+            run.pk, step=step.name if step else "", actor=actor, version=press.version, reason=press.reason
+        )
+    except choosing.NotChosenAgain as refusal:
+        raise NotAllowed(str(refusal)) from refusal
+    return "A fresh decision is asked for; the old one stays on record."
