@@ -146,6 +146,26 @@ def test_a_worker_that_wakes_after_its_lease_writes_nothing_but_a_report(clerk, 
 
 
 @pytest.mark.case("D1")
+def test_a_worker_that_wakes_while_another_is_at_it_settles_nothing_for_the_other(clerk, clock):
+    taken = []
+
+    def frozen(call):
+        clock.advance(90)
+        pk = executor.Operation.objects.get().pk
+        reconciler.reconcile(pk)
+        taken.append(executor.claim_again(row(pk), actor=OLGA))
+        return REFUSED
+
+    clerk.answers(frozen)
+    clerk.sees(cannot_tell())
+    outcome = perform(order("unlisted"), actor=AGENT)
+    operation = row(outcome.pk)
+    assert (outcome.state, operation.state, operation.generation) == ("pending", "pending", 3)
+    assert kinds(outcome.pk)[-2:] == ["attempt_started", "late_report"]
+    assert executor.dispatch(taken[0]).state is State.SUCCEEDED
+
+
+@pytest.mark.case("D1")
 @pytest.mark.parametrize("seconds", [0, 30])
 def test_a_heartbeat_after_the_lease_or_of_another_generation_is_refused(clerk, clock, seconds):
     told = {}
