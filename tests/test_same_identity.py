@@ -21,7 +21,7 @@ from tests.nursery import Desk
 from tests.test_kill import REQUESTS, intent
 from tests.worker_driver import final_answer, intent_of
 
-ALL_ROUNDS = bool(os.environ.get("AFTERCALL_ALL_ROUNDS"))  # the numbers in full: some minutes
+ALL_ROUNDS = bool(os.environ.get("AFTERCALL_TEST_ALL_ROUNDS"))  # the numbers in full: some minutes
 ME = Actor(id="agent:1", kind="agent")
 OLGA = Actor(id="person:1", kind="person", name="Olga")
 OMAR = Actor(id="person:2", kind="person", name="Omar")
