@@ -53,13 +53,14 @@ def story(
     if with_audit:
         decided = Entry.objects.filter(subject=subject, **limit).order_by("-seq").prefetch_related("openings")
         moments += [decided_moment(entry) for entry in decided[: SIZE + 1]]
-    moments += _marked(operation or run, before)
+    else:
+        moments += _marked(operation or run, before)
     moments.sort(key=lambda moment: moment.at, reverse=True)
     return _cut(_folded(moments))
 
 
 def _marked(row: Any, before: datetime | None) -> list[Moment]:
-    """When automation stopped: the mark is a column, and its setting is a part of some other entry."""
+    """For a reader without the audit log, in whose entries the mark stands: when automation stopped."""
     if row.escalated_at is None or (before is not None and row.escalated_at >= before):
         return []
     return [
@@ -104,16 +105,23 @@ def decided_moment(entry: Entry) -> Moment:
     moved = f"{_state(entry.from_state, words)} → {_state(entry.to_state, words)}"
     moved = moved if entry.from_state != entry.to_state else ""
     event = "" if entry.event == "transition" else entry.event.replace("_", " ")
+    mark = str(details_of(entry)["details"].get("mark") or "")
     return Moment(
         at=entry.at,
-        glyph="▲" if entry.reason_code in ("escalated", "no_conclusive_answer", "escalate_after") else "●",
-        text=wording.reason(entry.reason_code),
+        glyph="▲" if mark not in ("", "cleared") else "●",
+        text=". ".join(filter(None, [wording.reason(entry.reason_code), _mark(mark)])),
         decided=True,
         moved=moved or event,
         who=actor_name(entry, opened),
         reason=opened.get("reason", ""),
         entry=entry.pk,
     )
+
+
+def _mark(mark: str) -> str:
+    if not mark:
+        return ""
+    return "Automation goes on" if mark == "cleared" else f"Automation stopped: {wording.reason(mark)}"
 
 
 def actor_name(entry: Entry, opened: dict[str, str]) -> str:

@@ -61,7 +61,7 @@ def end_waiting(run: Run, *, reason_code: str, actor: Actor, reason: str = "") -
             operation.subject,
             to=State.FAILED_TERMINAL,
             version=operation.version,
-            patch={"reason_code": reason_code, "escalated_at": None, "escalation_reason": ""},
+            patch={"reason_code": reason_code, **transition.unmarked(operation)},
             fact=actor.fact(reason_code, reason=reason, run=run.pk),
         )
     return ended

@@ -195,7 +195,7 @@ def _move(
     details: dict[str, Any] | None = None,
     clear_mark: bool = True,
 ) -> None:
-    cleared = {"escalated_at": None, "escalation_reason": ""} if clear_mark else {}
+    cleared = transition.unmarked(operation) if clear_mark else {}
     transition.transition(
         operation.subject,
         to=to,

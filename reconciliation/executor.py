@@ -322,7 +322,7 @@ def claim_again(operation: Operation, *, actor: Actor, reason: str = "", held: H
     nonce, started = uuid4(), boot_seconds()
     attempt, generation = operation.attempts + 1, operation.generation + 1
     columns, after = _lease(spec, attempt=attempt, generation=generation, nonce=nonce)
-    cleared = {"escalated_at": None, "escalation_reason": ""} if actor.kind == "person" else {}
+    cleared = transition.unmarked(operation) if actor.kind == "person" else {}
     moved = _write_claim(
         nonce,
         lambda: transition.transition(

@@ -16,6 +16,7 @@ from . import policy, sealing
 from .models import Operation
 from .providers.base import ActionSpec, Finding, Repeat, Verdict
 from .states import Basis, State
+from .transition import unmarked
 
 SIGHTINGS = frozenset({Verdict.FOUND, Verdict.REMOVED, Verdict.SEVERAL, Verdict.MISMATCH, Verdict.IN_PROGRESS})
 TO_A_PERSON = {
@@ -96,8 +97,7 @@ def _judge_found(evidence: Evidence) -> Judgement:
             "sighted": True,
             "error_class": "",
             "reason_code": "found",
-            "escalated_at": None,
-            "escalation_reason": "",
+            **unmarked(evidence.operation),
         },
     )
 
@@ -146,7 +146,7 @@ def _judge_proven_absence(evidence: Evidence, counted: Mapping[str, Any]) -> Jud
             to=State.FAILED_RETRYABLE, reason_code="absent", escalate="absent_again", patch={**patch, **mark},
             after={"escalated_at": 0},
         )  # fmt: skip
-    cleared = {"escalated_at": None, "escalation_reason": "", "not_before": None}
+    cleared = {**unmarked(operation), "not_before": None}
     return Judgement(to=State.FAILED_RETRYABLE, reason_code="absent", patch={**patch, **cleared}, after={"due_at": 0})
 
 

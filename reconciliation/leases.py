@@ -63,7 +63,7 @@ def take(run: Run, *, to: RunState, actor: Actor, seconds: float) -> Held:
 def give_back(run: Run, lease: Held, *, actor: Actor, undoing: bool) -> None:
     """After one attempt outside the walk: the run is due, and goes on from what is settled."""
     to = RunState.COMPENSATING if undoing else RunState.PENDING
-    clear = {"escalated_at": None, "escalation_reason": ""} if actor.kind == "person" else {}
+    clear = transition.unmarked(run) if actor.kind == "person" else {}
     try:
         leave(
             run.subject, lease, to=to, reason_code="step_attempted", actor=actor,

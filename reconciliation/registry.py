@@ -26,7 +26,7 @@ class Unregistered(LookupError):
 
 
 def _made(thing: Any) -> Any:
-    return thing() if callable(thing) and not hasattr(thing, "actions") else thing
+    return thing() if isinstance(thing, type) or (callable(thing) and not hasattr(thing, "actions")) else thing
 
 
 def _configured_providers() -> Iterator[Any]:

@@ -283,7 +283,7 @@ def resume(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
         run.subject,
         to=None if keeps else RunState.PENDING,
         version=version,
-        patch={"escalated_at": None, "escalation_reason": ""},
+        patch=transition.unmarked(run),
         after={"due_at": 0},
         fact=actor.fact("resumed", reason=reason),
     )
@@ -305,7 +305,7 @@ def cancel(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
             run.subject,
             to=RunState.CANCELLED,
             version=version,
-            patch={"reason_code": "cancelled", "escalated_at": None, "escalation_reason": ""},
+            patch={"reason_code": "cancelled", **transition.unmarked(run)},
             fact=actor.fact("cancelled", reason=reason),
         )
         compensation.end_waiting(run, reason_code="run_cancelled", actor=actor, reason=reason)
@@ -319,7 +319,7 @@ def compensate(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
         run.subject,
         to=RunState.COMPENSATING,
         version=version,
-        patch={"reason_code": "compensation_asked", "escalated_at": None, "escalation_reason": ""},
+        patch={"reason_code": "compensation_asked", **transition.unmarked(run)},
         after={"due_at": 0},
         guard=("nothing_unknown", "not_held"),
         fact=actor.fact("compensation_asked", reason=reason),
@@ -341,8 +341,7 @@ def choose_again(pk: int, *, step: str, actor: Actor, version: int, reason: str)
         version=version,
         patch={
             "replans": run.replans + 1,
-            "escalated_at": None,
-            "escalation_reason": "",
+            **transition.unmarked(run),
             "voided": [*run.voided, voided],
         },
         after={"due_at": 0},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -192,7 +192,7 @@ def transition(
     """
     if version is None and not (generation is not None and {"held", "lease_live"} & set(guard)):
         raise ValueError("a transition needs the version it was decided on, or the generation that it is fenced by")
-    body, openings = log.body(fact)
+    body, openings = log.body(_with_mark(fact, patch or {}, after or {}))
     common = [subject.pk, version, generation, to, _json(patch or {}), _json(after) if after else None]
     tail = [_journal(observed), body, _json(openings or None)]
     if subject.kind is Kind.OPERATION:
@@ -209,6 +209,20 @@ def transition(
     verdict, pk, at, detail, new_version = _call(statement, values)
     _raise_unless_moved(verdict, kind=subject.kind, pk=pk, source=detail, target=to)
     return Moved(pk=pk, at=at, source=detail, version=new_version)
+
+
+def unmarked(row: Operation | Run) -> dict[str, Any]:
+    """The patch that clears the escalation mark, where there is one."""
+    return {"escalated_at": None, "escalation_reason": ""} if row.escalated_at is not None else {}
+
+
+def _with_mark(fact: Fact, patch: Mapping[str, Any], after: Mapping[str, float]) -> Fact:
+    """Setting and clearing the mark is a decision too: it stands in the entry."""
+    if "escalated_at" in after:
+        return replace(fact, details={**fact.details, "mark": patch["escalation_reason"]})
+    if "escalated_at" in patch and patch["escalated_at"] is None:
+        return replace(fact, details={**fact.details, "mark": "cleared"})
+    return fact
 
 
 def open_run(*, row: Mapping[str, Any], after: Mapping[str, float], fact: Fact) -> Moved | None:

@@ -110,7 +110,7 @@ def test_a_look_up_and_what_was_made_of_it_are_one_line_and_the_mark_is_another(
     line = "Look-up by reference: nothing there. No such refund. Nothing there, which proves nothing at this provider."
     assert story.count(line) == 1
     assert story.count("which proves nothing") == 1
-    assert "▲ Automation stopped: no look-up gave a conclusive answer in time." in story
+    assert "Automation stopped: no look-up gave a conclusive answer in time." in story
 
 
 def test_somebody_who_may_not_read_the_audit_log_sees_the_journal_alone(who):
