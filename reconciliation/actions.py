@@ -8,14 +8,15 @@ previews and passes on what was pressed. Automation calls the functions that sta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from . import pressing, run_deeds
+from . import approvals, pressing, run_deeds, second_person
 from .actors import Actor, Permission
+from .approvals import ApprovalView
 from .deeds import (
     NotAllowed,
     View,
@@ -30,7 +31,7 @@ from .deeds import (
 )  # fmt: skip
 from .intents import why_not_undoable
 from .judgement import absence_provable_at
-from .models import Operation, Run
+from .models import Approval, Operation, Run
 from .pressing import Answer, Verdict, answer_of
 from .providers.base import Repeat
 from .retrying import why_not_retryable
@@ -194,6 +195,7 @@ class _Action:
     inputs: tuple[Input, ...] = ()
     calls_out: bool = False  # uses the network, so it is not one transaction
     any_version: bool = False  # harmless on a page that is out of date
+    asks: Callable[..., tuple[Input, ...]] | None = None  # inputs that depend on what is acted on
 
 
 _PROVIDER_ID = Input(
@@ -216,7 +218,14 @@ _OPERATION_ACTIONS = (
     _Action("withdraw", "Withdraw", "Withdraw", Permission.WITHDRAW, _say_withdraw, partial(stop, code="withdrawn")),
     _Action("terminate", "Terminate", "Terminate", Permission.TERMINATE, _say_terminate,
             partial(stop, code="terminated")),
+    _Action("send_again", "Send again, accepting a duplicate", "Send again", Permission.RETRY,
+            second_person.say_send_again, second_person.send_again, calls_out=True),
 )  # fmt: skip
+
+
+def _ask_which_undo(run: Run) -> tuple[Input, ...]:
+    steps = tuple((name, name) for name in second_person.waivable(run))
+    return (Input(name="step", label="Undone by hand", required=True, choices=steps),)
 
 
 _RUN_ACTIONS = (
@@ -226,12 +235,26 @@ _RUN_ACTIONS = (
     _Action("choose_again", "Ask for a fresh decision", "Decide anew", Permission.RESUME, run_deeds.say_choose_again,
             run_deeds.choose_again),
     _Action("cancel", "Cancel the run", "Cancel the run", Permission.CANCEL, run_deeds.say_cancel, run_deeds.cancel),
+    _Action("waive_undo", "Waive an undo, done by hand", "Waive", Permission.RESOLVE, second_person.say_waive_undo,
+            second_person.waive_undo, asks=_ask_which_undo),
 )  # fmt: skip
+_DENY = _Action("deny", "Deny", "Deny", Permission.APPROVE, approvals.say_deny, approvals.deny, shortcut="d")
+_WITHDRAW = _Action("withdraw", "Take it back", "Withdraw", Permission.WITHDRAW, approvals.say_withdraw,
+                    approvals.withdraw)  # fmt: skip
+_APPROVE = _Action("approve", "Approve", "Approve", Permission.APPROVE, approvals.say_approve, approvals.approve,
+                   shortcut="a")  # fmt: skip
+_APPROVAL_ACTIONS = (_APPROVE, _DENY, _WITHDRAW)
+# An operator action is carried out as soon as it is agreed to, and may use the network for that.
+_CONSENT_ACTIONS = (replace(_APPROVE, calls_out=True), _DENY, _WITHDRAW)
 
 
-def previews(subject: Operation | Run, *, actor: Actor) -> tuple[Preview, ...]:
+Subject = Operation | Run | Approval
+Seen = View | Run | ApprovalView
+
+
+def previews(subject: Subject, *, actor: Actor) -> tuple[Preview, ...]:
     """Every action on `subject`, the allowed ones first, each with what it would do or why it is not allowed."""
-    view = read(subject)
+    view = _read(subject)
     shown = [_preview(action, view, actor) for action in _actions(subject)]
     best = next((p.action for p in shown if p.allowed and p.action in ("look_up", "resume")), None)
     marked = [_recommend(p) if p.action == best else p for p in shown]
@@ -242,14 +265,21 @@ def _recommend(preview: Preview) -> Preview:
     return Preview(**{**vars(preview), "recommended": True})
 
 
-def _actions(subject: Operation | Run) -> tuple[_Action, ...]:
+def _read(subject: Subject) -> Seen:
+    return approvals.read(subject) if isinstance(subject, Approval) else read(subject)
+
+
+def _actions(subject: Subject) -> tuple[_Action, ...]:
+    if isinstance(subject, Approval):
+        return _CONSENT_ACTIONS if subject.action else _APPROVAL_ACTIONS
     return _OPERATION_ACTIONS if isinstance(subject, Operation) else _RUN_ACTIONS
 
 
-def _preview(action: _Action, view: View | Run, actor: Actor) -> Preview:
+def _preview(action: _Action, view: Seen, actor: Actor) -> Preview:
     allowed, why = action.say(view)
-    if not _permitted(action, view, actor):
-        allowed, why = False, f"Your role does not allow this; it needs “{action.permission.replace('_', ' ')}”."
+    not_permitted = _not_permitted(action, view, actor)
+    if not_permitted:
+        allowed, why = False, not_permitted
     return Preview(
         action=action.name,
         label=action.label,
@@ -257,24 +287,31 @@ def _preview(action: _Action, view: View | Run, actor: Actor) -> Preview:
         allowed=allowed,
         why=why,
         needs_reason=action.needs_reason,
-        inputs=action.inputs,
+        inputs=action.asks(view) if action.asks else action.inputs,
         shortcut=action.shortcut,
     )
 
 
-def _permitted(action: _Action, view: View | Run, actor: Actor) -> bool:
+def _not_permitted(action: _Action, view: Seen, actor: Actor) -> str:
+    """Why this person may not do it here, or nothing."""
+    if isinstance(view, ApprovalView):
+        return approvals.not_permitted(view, action.name, actor)
     if action.name == "compensate" and isinstance(view, View) and view.spec and view.spec.undo_by:
-        return actor.may(action.permission) and actor.may(Permission(view.spec.undo_by))
-    if actor.may(action.permission):
-        return True
+        needed = next((p for p in (action.permission, Permission(view.spec.undo_by)) if not actor.may(p)), None)
+        return _NEEDS.format(needed.replace("_", " ")) if needed else ""
     mine = isinstance(view, View) and view.operation.requested_by == actor.id
-    return action.name == "withdraw" and mine
+    if actor.may(action.permission) or (action.name == "withdraw" and mine):
+        return ""
+    return _NEEDS.format(action.permission.replace("_", " "))
+
+
+_NEEDS = "Your role does not allow this; it needs “{}”."
 
 
 # Pressing
 
 
-def act(subject: Operation | Run, press: Press, *, actor: Actor) -> Answer:
+def act(subject: Subject, press: Press, *, actor: Actor) -> Answer:
     """Carry out one press. Refusals and conflicts are answers, recorded in the audit log, and change nothing."""
     action = next((a for a in _actions(subject) if a.name == press.action), None)
     if action is None:
@@ -287,11 +324,11 @@ def act(subject: Operation | Run, press: Press, *, actor: Actor) -> Answer:
         return earlier or pressing.keep(press.token, *_answer(action, subject, press, actor))
 
 
-def _answer(action: _Action, subject: Operation | Run, press: Press, actor: Actor) -> tuple[Verdict, str]:
+def _answer(action: _Action, subject: Subject, press: Press, actor: Actor) -> tuple[Verdict, str]:
     fresh = type(subject)._default_manager.get(pk=subject.pk)
-    if not _permitted(action, read(fresh), actor):
-        why = f"Your role does not allow this; it needs “{action.permission.replace('_', ' ')}”."
-        return _refused(action, fresh, press, actor, why="not_allowed", told=why)
+    not_permitted = _not_permitted(action, _read(fresh), actor)
+    if not_permitted:
+        return _refused(action, fresh, press, actor, why="not_allowed", told=not_permitted)
     try:
         if fresh.version != press.version and not action.any_version:
             raise StaleVersion(kind=fresh.subject.kind, pk=fresh.pk, source=fresh.state, target=None)
@@ -306,7 +343,7 @@ def _answer(action: _Action, subject: Operation | Run, press: Press, actor: Acto
     return _joined(action, fresh, press, actor) or _refused(action, fresh, press, actor, why=why, told=told)
 
 
-def _do(action: _Action, fresh: Operation | Run, press: Press, actor: Actor) -> str:
+def _do(action: _Action, fresh: Subject, press: Press, actor: Actor) -> str:
     if action.calls_out:
         return action.do(fresh, press, actor)
     try:
@@ -318,8 +355,8 @@ def _do(action: _Action, fresh: Operation | Run, press: Press, actor: Actor) -> 
         raise NotAllowed("This provider's id already proves another operation; one effect proves one.") from clash
 
 
-def _check(action: _Action, fresh: Operation | Run, press: Press) -> None:
-    allowed, why = action.say(read(fresh))
+def _check(action: _Action, fresh: Subject, press: Press) -> None:
+    allowed, why = action.say(_read(fresh))
     if not allowed:
         raise NotAllowed(why)
     if action.needs_reason and not press.reason.strip():
@@ -331,8 +368,10 @@ def _check(action: _Action, fresh: Operation | Run, press: Press) -> None:
 LONGEST_REASON = 2000
 
 
-def _joined(action: _Action, fresh: Operation | Run, press: Press, actor: Actor) -> tuple[Verdict, str] | None:
+def _joined(action: _Action, fresh: Subject, press: Press, actor: Actor) -> tuple[Verdict, str] | None:
     """A retry that somebody else started, or starts at this moment, is joined: neither refused nor made twice."""
+    if isinstance(fresh, Approval):
+        return _decided_before(action, fresh, press, actor)
     if not isinstance(fresh, Operation) or action.name != "retry":
         return None
     attempt = pressing.attempt_of_others(fresh, press.version)
@@ -342,14 +381,26 @@ def _joined(action: _Action, fresh: Operation | Run, press: Press, actor: Actor)
     return Verdict.JOINED, f"Already being done: {attempt}"
 
 
+def _decided_before(action: _Action, fresh: Approval, press: Press, actor: Actor) -> tuple[Verdict, str] | None:
+    """The second of two decisions: the same one again by the same person is told so, another one loses."""
+    told = approvals.decided_before(fresh, action.name, actor)
+    if told is None:
+        return None
+    if told[0] is Verdict.JOINED:
+        pressing.joined(fresh, actor, action=action.name, reason=press.reason)
+    else:
+        pressing.refuse(fresh, actor, action=action.name, why="already_decided", reason=press.reason)
+    return told
+
+
 def _refused(
-    action: _Action, fresh: Operation | Run, press: Press, actor: Actor, *, why: str, told: str
+    action: _Action, fresh: Subject, press: Press, actor: Actor, *, why: str, told: str
 ) -> tuple[Verdict, str]:
     pressing.refuse(fresh, actor, action=action.name, why=why, reason=press.reason)
     return Verdict.REFUSED, told
 
 
-def _out_of_date(action: _Action, fresh: Operation | Run, press: Press, actor: Actor) -> tuple[Verdict, str]:
+def _out_of_date(action: _Action, fresh: Subject, press: Press, actor: Actor) -> tuple[Verdict, str]:
     """It changed since the page was drawn."""
     pressing.refuse(fresh, actor, action=action.name, why="stale_version", reason=press.reason)
     return (

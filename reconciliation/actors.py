@@ -35,6 +35,7 @@ class Actor:
     kind: str  # person | system | worker | agent
     name: str = ""
     permissions: frozenset[Permission] = frozenset()
+    owners: tuple[str, ...] = ()  # of a token: the people who own it and who made it; they answer for it
 
     def may(self, permission: Permission) -> bool:
         """Whether the role allows it. Automation is allowed what the table allows."""

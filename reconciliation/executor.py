@@ -26,20 +26,23 @@ from django.db import (
     connections,
 )
 
-from . import keys, policy, registry, sealing, settlement, spool, storable, transition, workers
+from . import consent, keys, policy, registry, sealing, settlement, spool, storable, transition, workers
 from .actors import Actor
 from .keys import Identity, InvalidField
-from .models import JournalEntry, Operation
+from .models import Approval, JournalEntry, Operation
 from .policy import RetryPolicy, boot_seconds
 from .providers.base import ActionSpec, Call, Json, NotSent, OutcomeUnknown, Provider, Receipt, Repeat
 from .scrub import fault
 from .settlement import Judged
 from .states import Kind, State, Subject
 from .transition import Moved, Observed, TransitionRefused
+from .workflows import Consent
 
 log = structlog.get_logger(__name__)
 
 MAY_NOT_SEND = (transition.KeyForgotten, transition.NewerSent, transition.ReportedApplied)
+# Nobody agreed to it, or not to this, or not any more.
+UNCONSENTED = (transition.NotApproved, transition.ApprovalPastUseBy, transition.ApprovalOfAnother)
 DATABASE_ERRORS = (DatabaseError, InterfaceError)  # Django's InterfaceError is no DatabaseError
 
 
@@ -93,6 +96,8 @@ class Intent:
     undo_of: int | None = None  # the operation that this one reverses
     run_id: int | None = None  # its run, where that has ended and is not held
     spent_is_final: bool = True  # False: a spent budget waits for a person instead of failing
+    consent: Consent | None = None  # whether, and under which policy, a person must agree before it is sent
+    owners: tuple[str, ...] = ()  # who owns and who made the token that asks: they never approve it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +111,13 @@ class Outcome:
     reason_code: str = ""
     replayed: bool = False
     at: datetime | None = None
+    sent: bool = True  # False: no attempt was ever made
 
     @property
     def outcome(self) -> str:
         """succeeded | failed | unknown | not_sent, as far as it is known."""
+        if not self.sent and self.state is not State.SUCCEEDED:
+            return "not_sent"
         if self.state is State.SUCCEEDED:
             return "succeeded"
         if self.state in (State.FAILED_TERMINAL, State.FAILED_RETRYABLE):
@@ -142,6 +150,7 @@ class Claim:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     spent_is_final: bool = True
     cost: int = 0  # minor units, of the attempts before this one
+    agreed: Approval | None = None  # the consent under which it is sent, where it needs one
 
     @property
     def elapsed(self) -> float:
@@ -174,6 +183,8 @@ def perform(intent: Intent, *, actor: Actor) -> Outcome:
     spec = registry.spec(intent.provider, intent.action)
     row = row_of(intent, provider, spec)
     _on_record()
+    if consent.needed(intent.consent, intent.request):
+        return _ask_first(row, intent, provider, spec, actor)
     claim = _claim_new(row, intent, provider, spec, actor)
     if claim is None:
         return _submitted_before(row, intent, actor)
@@ -231,6 +242,71 @@ def _money(spec: ActionSpec, request: Json) -> tuple[int | None, str]:
     return amount, currency
 
 
+# Asking
+
+
+def _ask_first(row: Mapping[str, Any], intent: Intent, provider: Provider, spec: ActionSpec, actor: Actor) -> Outcome:
+    """Record it and ask for a person's consent in one statement; nothing is sent before that is given."""
+    assert intent.consent is not None
+    try:
+        _record_and_ask(row, intent, provider, spec, actor, stored=consent.text(intent.consent))
+    except (OperationalError, InterfaceError, InternalError, ProgrammingError) as error:
+        raise LedgerUnavailable("the request for consent could not be recorded; nothing was sent") from error
+    return _submitted_before(row, intent, actor)
+
+
+def _record_and_ask(
+    row: Mapping[str, Any], intent: Intent, provider: Provider, spec: ActionSpec, actor: Actor, *, stored: str
+) -> None:
+    if not _known(row):
+        call = Call(
+            action=intent.action, key=row["key"], request=intent.request, tenant=intent.identity.tenant, attempt=0
+        )
+        _open(
+            {**row, "state": State.AWAITING_APPROVAL, "consent": stored, "reason_code": "approval_requested"},
+            intent, actor,
+            fact=actor.fact("approval_requested", on_behalf_of=intent.on_behalf_of),
+            ask=consent.request(
+                fingerprint=row["fingerprint"],
+                stored=stored,
+                requested_by=intent.requested_by or actor.id,
+                on_behalf_of=intent.on_behalf_of,
+                owners=(*intent.owners, *actor.owners),
+                seen=consent.kept(consent.look(provider, call), spec.shown),
+            ),
+        )  # fmt: skip
+
+
+def _known(row: Mapping[str, Any]) -> bool:
+    return Operation.objects.filter(
+        lineage=bytes.fromhex(row["lineage"][2:]), intent_version=row["intent_version"]
+    ).exists()
+
+
+def _open(row: Mapping[str, Any], intent: Intent, actor: Actor, **facts: Any) -> Moved | None:
+    """Record a new operation. An older intent that still waits for consent is void with its request (rule 9)."""
+    held = intent.held.generation if intent.held else None
+    facts = {"after": {}, "observed": [], **facts}
+    try:
+        return transition.open_operation(row=row, run_generation=held, **facts)
+    except transition.OlderVersionWaiting as refusal:
+        _supersede(Operation.objects.get(pk=refusal.pk or 0), refusal, actor)
+    return transition.open_operation(row=row, run_generation=held, **facts)
+
+
+def _supersede(older: Operation, refusal: TransitionRefused, actor: Actor) -> None:
+    if older.state != State.AWAITING_APPROVAL:
+        raise refusal
+    transition.transition(
+        older.subject,
+        to=State.TERMINATED,
+        version=older.version,
+        patch={"reason_code": "superseded"},
+        consent={"superseded": True},
+        fact=actor.fact("superseded"),
+    )
+
+
 # Claiming
 
 
@@ -242,12 +318,13 @@ def _claim_new(
     once = _first_send(spec)
     moved = _write_claim(
         nonce,
-        lambda: transition.open_operation(
-            row={**row, **columns, "state": State.PENDING},
+        lambda: _open(
+            {**row, **columns, "state": State.PENDING},
+            intent,
+            actor,
             after={**after, **once},
             observed=[_attempt_starts(attempt=1, generation=1)],
             fact=actor.fact("claimed", on_behalf_of=intent.on_behalf_of, attempt=1),
-            run_generation=intent.held.generation if intent.held else None,
         ),
     )
     if moved is None:
@@ -275,14 +352,25 @@ def _claim_new(
     )
 
 
-def attempt_again(operation: Operation, *, actor: Actor, reason: str = "", held: Held | None = None) -> Outcome:
+def attempt_again(
+    operation: Operation,
+    *,
+    actor: Actor,
+    reason: str = "",
+    held: Held | None = None,
+    use: Mapping[str, Any] | None = None,
+) -> Outcome:
     """One more attempt of a known operation: claim under every guard, call, settle.
 
     Raises the TransitionRefused that stood in the way. Whether the state allows it at all is asked before
     (`retrying.why_not_retryable`); what the clock and other operations allow is asked under the claim's lock.
     """
     try:
-        claim = claim_again(operation, actor=actor, reason=reason, held=held)
+        claim = claim_again(operation, actor=actor, reason=reason, held=held, use=use)
+    except transition.ApprovalPastUseBy:
+        if use is None:
+            consent.ask_again(operation, actor=actor)
+        raise
     except (transition.KeyForgotten, transition.NewerSent) as refusal:
         _call_a_person(operation, refusal, actor)
         raise
@@ -313,8 +401,18 @@ def _guards(operation: Operation, spec: ActionSpec, actor: Actor) -> list[str]:
     return guards
 
 
-def claim_again(operation: Operation, *, actor: Actor, reason: str = "", held: Held | None = None) -> Claim:
-    """Claim a known operation for one more attempt. Raises the TransitionRefused that stood in the way."""
+def claim_again(
+    operation: Operation,
+    *,
+    actor: Actor,
+    reason: str = "",
+    held: Held | None = None,
+    use: Mapping[str, Any] | None = None,
+) -> Claim:
+    """Claim a known operation for one more attempt. Raises the TransitionRefused that stood in the way.
+
+    `use` names the approval by which a second person accepts that this may make a duplicate; the claim uses it up.
+    """
     _outside_transactions()
     _on_record()
     spec = registry.spec(operation.provider, operation.action)
@@ -332,10 +430,11 @@ def claim_again(operation: Operation, *, actor: Actor, reason: str = "", held: H
             patch={**columns, **cleared, "absent_reads": 0, "absent_read_at": None, "lease_ended_at": None},
             after=after,
             once=_first_send(spec),
-            guard=_guards(operation, spec, actor),
+            guard=_guards(operation, spec, actor) if use is None else (),
             observed=[_attempt_starts(attempt=attempt, generation=generation)],
-            fact=actor.fact("retry_requested" if actor.kind == "person" else "retried", reason=reason, attempt=attempt),
+            fact=actor.fact(_why_again(actor, use), reason=reason, attempt=attempt, **_asked(use)),
             run_generation=held.generation if held else None,
+            consent={"use": use} if use else None,
         ),
     )
     assert moved is not None
@@ -361,7 +460,19 @@ def claim_again(operation: Operation, *, actor: Actor, reason: str = "", held: H
         retry=RetryPolicy.read(operation.retry_policy, spec),
         spent_is_final=operation.spent_is_final,
         cost=operation.cost_minor,
+        agreed=consent.newest(operation) if operation.consent else None,
     )
+
+
+def _why_again(actor: Actor, use: Mapping[str, Any] | None) -> str:
+    if use is not None:
+        return "sent_again"
+    return "retry_requested" if actor.kind == "person" else "retried"
+
+
+def _asked(use: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Both people stand in the audit log: who asked, and who agreed."""
+    return {} if use is None else {name: use[name] for name in ("id", "asked_by", "approved_by")}
 
 
 def _lease(spec: ActionSpec, *, attempt: int, generation: int, nonce: UUID) -> tuple[dict[str, Any], dict[str, float]]:
@@ -435,7 +546,42 @@ def _outside_transactions() -> None:
 def dispatch(claim: Claim) -> Outcome:
     """Send the claimed attempt once and settle what came of it."""
     _outside_transactions()
+    try:
+        now = consent.changed(claim.agreed, claim.provider, claim.call()) if not claim.unknown else None
+    except NotSent as unchecked:
+        return settle(claim, _judge(claim, unchecked))
+    if now is not None:
+        return _ask_anew(claim, now)
     return settle(claim, _judge(claim, _send(claim)))
+
+
+def _ask_anew(claim: Claim, now: Json) -> Outcome:
+    """What was agreed to rests on something that has changed: nothing is sent, and a person is asked again."""
+    assert claim.agreed is not None
+    shown, sealed = consent.kept(now, claim.spec.shown)
+    never_sent = {"first_sent_at": None, "last_sent_at": None, "same_key_until": None}
+    observed = Observed(
+        kind="precondition_failed", attempt=claim.attempt, generation=claim.generation, observer=workers.me(),
+        data={"shown": shown}, sealed=sealed,
+    )  # fmt: skip
+    stored = Operation.objects.only("consent").get(pk=claim.subject.pk).consent
+    try:
+        transition.transition(
+            claim.subject,
+            to=State.AWAITING_APPROVAL,
+            generation=claim.generation,
+            guard=("held",),
+            patch={
+                "reason_code": "precondition_failed", "due_at": None,
+                **(never_sent if claim.first_sent_at is None else {}),
+            },
+            observed=[observed],
+            consent={"ask": consent.again(claim.agreed, stored=stored, seen=(shown, sealed))},
+            fact=_me().fact("precondition_failed", attempt=claim.attempt),
+        )  # fmt: skip
+    except TransitionRefused as refusal:
+        log.info("not_asked_anew", operation=claim.subject.pk, verdict=refusal.verdict)
+    return stored_outcome(Operation.objects.get(pk=claim.subject.pk))
 
 
 def _judge(claim: Claim, answer: Receipt | Exception) -> Judged:
@@ -602,7 +748,7 @@ def _go_on(operation: Operation, intent: Intent, actor: Actor) -> Outcome:
         return _told(operation, actor)
     try:
         return attempt_again(operation, actor=actor, held=intent.held)
-    except (transition.NotDue, transition.StaleVersion, transition.NotInTable, *MAY_NOT_SEND):
+    except (transition.NotDue, transition.StaleVersion, transition.NotInTable, *MAY_NOT_SEND, *UNCONSENTED):
         return _told(Operation.objects.get(pk=operation.pk), actor)
 
 
@@ -626,10 +772,15 @@ _DISPOSITIONS = {
 }
 
 
+REFUSED_BY_PEOPLE = ("denied", "approval_expired")  # nothing was sent, and nothing will be
+
+
 def stored_outcome(operation: Operation) -> Outcome:
     """What the ledger knows, marked as a stored answer with its time."""
     state = State(operation.state)
     disposition = _DISPOSITIONS.get(state, Disposition.WAIT)
+    if state is State.FAILED_TERMINAL and operation.reason_code in REFUSED_BY_PEOPLE:
+        disposition = Disposition.STOPPED
     return Outcome(
         pk=operation.pk,
         state=state,
@@ -638,4 +789,5 @@ def stored_outcome(operation: Operation) -> Outcome:
         reason_code=operation.reason_code,
         replayed=disposition is Disposition.REPLAY,
         at=operation.settled_at or operation.updated_at,
+        sent=operation.attempts > 0,
     )

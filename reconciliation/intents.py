@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import executor, keys, reconciler, registry, transition
+from . import consent, executor, keys, reconciler, registry, transition
 from .actors import Actor
 from .compensation import undo_intent
 from .executor import Intent, Outcome
@@ -61,12 +61,18 @@ def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operatio
         spent_is_final=operation.spent_is_final,
     )
     row = executor.row_of(intent, registry.provider(operation.provider), spec)
+    # What a person had to agree to, a person has to agree to again: a new intent is not a way round (rule 9).
+    asks = bool(operation.consent)
     moved = transition.open_operation(
-        row={**row, "state": State.READY, "run_id": operation.run_id},
-        after={"due_at": 0},
+        row={
+            **row, "state": State.AWAITING_APPROVAL if asks else State.READY, "run_id": operation.run_id,
+            "consent": operation.consent,
+        },
+        after={} if asks else {"due_at": 0},
         observed=[],
+        ask=consent.anew(operation, actor=actor) if asks else None,
         fact=actor.fact("new_intent", reason=reason, after=operation.pk),
-    )
+    )  # fmt: skip
     if moved is None:
         raise NoIntent("A newer version of this intent is on record already.")
     return Operation.objects.get(pk=moved.pk)

@@ -14,7 +14,7 @@ from django.db.models import Q
 
 from .providers.base import Json
 from .sealing import join
-from .states import RUN_TERMINAL, Basis, Kind, RunState, State, Subject
+from .states import APPROVAL_OPEN, RUN_TERMINAL, ApprovalState, Basis, Kind, RunState, State, Subject
 
 
 def _choices_check(field: str, values: Any, name: str) -> models.CheckConstraint:
@@ -70,6 +70,7 @@ class Run(models.Model):
     input_fingerprint = models.CharField(max_length=80)  # the same id with another input is refused
     requested_by = models.CharField(max_length=120, default="")
     on_behalf_of = models.CharField(max_length=120, default="")
+    owners = ArrayField(models.CharField(max_length=120), default=list)  # the people behind a token that asked
     created_at = models.DateTimeField()
     updated_at = models.DateTimeField()
     settled_at = models.DateTimeField(null=True)
@@ -129,6 +130,7 @@ class Operation(models.Model):
     undo_of = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="undos", db_index=False)
     retry_policy = models.TextField(default="")  # RetryPolicy as data; "": what the action declares
     spent_is_final = models.BooleanField(default=True)  # a spent budget fails it; else it waits for a person
+    consent = models.TextField(default="")  # the consent that it needs, as data; "": none
 
     provider = models.CharField(max_length=64)
     account = models.CharField(max_length=120)
@@ -215,6 +217,11 @@ class Operation(models.Model):
                 condition=~Q(state__in=[State.READY, State.FAILED_RETRYABLE]) | Q(unknown_attempts=[]),
                 name="operation_retryable_knows_all_attempts",
             ),
+            # "Nothing may be sent until a person agrees" is no place for something that may have been sent.
+            models.CheckConstraint(
+                condition=~Q(state=State.AWAITING_APPROVAL) | Q(unknown_attempts=[]),
+                name="operation_awaiting_knows_all_attempts",
+            ),
             # The last attempt never speaks for an unknown earlier one.
             models.CheckConstraint(
                 condition=~Q(state=State.FAILED_TERMINAL) | Q(unknown_attempts=[]) | Q(basis=Basis.ASSERTED),
@@ -270,6 +277,96 @@ class Operation(models.Model):
     def result(self) -> Json:
         """What the provider answered, whole. Never to be shown."""
         return join(self.result_shown, self.result_sealed)
+
+
+class Approval(models.Model):
+    """A request for one person's consent to one exact action, and what became of it.
+
+    `action` is empty where the operation itself is to be sent, else the name of the operator action that needs a second
+    person. What is agreed to is what `fingerprint` says; a changed request never fits an old consent.
+    """
+
+    tenant = models.CharField(max_length=64)
+    operation = models.ForeignKey(
+        Operation, null=True, on_delete=models.PROTECT, related_name="approvals", db_index=False
+    )
+    run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="approvals", db_index=False)
+    action = models.CharField(max_length=40, default="")
+    inputs = models.TextField(default="{}")  # JSON: what the action was asked with
+    fingerprint = models.CharField(max_length=80)
+    state = models.CharField(max_length=12)
+    version = models.IntegerField(default=1)
+    policy = models.TextField(default="")  # why consent is needed, for the approver
+    reason = models.TextField(default="")  # why it was asked for
+    seen_shown = models.TextField(default="")  # what the provider showed when it was asked; "": not looked at
+    seen_sealed = models.TextField(default="")
+    requested_by = models.CharField(max_length=120, default="")
+    on_behalf_of = models.CharField(max_length=120, default="")
+    forbidden = ArrayField(models.CharField(max_length=120), default=list)  # who may never approve it
+    use_within = models.IntegerField()  # seconds from the approval to the claim
+    expires_at = models.DateTimeField()  # from this moment on nobody can approve it
+    use_by = models.DateTimeField(null=True)  # from this moment on it can no longer be used
+    due_at = models.DateTimeField(null=True)  # when the sweep ends it
+    decided_by = models.CharField(max_length=120, default="")
+    decision_reason = models.TextField(default="")
+    decided_at = models.DateTimeField(null=True)
+    replaces = models.ForeignKey("self", null=True, on_delete=models.PROTECT, db_index=False)
+    created_at = models.DateTimeField()
+    updated_at = models.DateTimeField()
+    settled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            _choices_check("state", ApprovalState, "approval_state_known"),
+            # It is about an operation, or about a run, and only what names an action is about a run.
+            models.CheckConstraint(
+                condition=Q(operation__isnull=False, run__isnull=True)
+                | (Q(operation__isnull=True, run__isnull=False) & ~Q(action="")),
+                name="approval_has_one_subject",
+            ),
+            # One open request for one thing: a second one finds the first.
+            models.UniqueConstraint(
+                fields=["operation", "action"], condition=Q(state__in=sorted(APPROVAL_OPEN)), name="approval_open_once"
+            ),
+            models.UniqueConstraint(
+                fields=["run", "action", "inputs"],
+                condition=Q(state__in=sorted(APPROVAL_OPEN)),
+                name="approval_open_once_a_run",
+            ),
+            # A decision has a person, a moment and, where it agrees, an end.
+            models.CheckConstraint(
+                condition=~Q(state__in=[ApprovalState.APPROVED, ApprovalState.DENIED, ApprovalState.CONSUMED])
+                | (Q(decided_at__isnull=False) & ~Q(decided_by="")),
+                name="approval_decision_has_person",
+            ),
+            models.CheckConstraint(
+                condition=~Q(state__in=[ApprovalState.APPROVED, ApprovalState.CONSUMED]) | Q(use_by__isnull=False),
+                name="approval_agreed_has_use_by",
+            ),
+            # An open request is ended by the sweep if nobody else ends it: none waits for ever.
+            models.CheckConstraint(
+                condition=Q(state__in=sorted(APPROVAL_OPEN), due_at__isnull=False)
+                | (~Q(state__in=sorted(APPROVAL_OPEN)) & Q(due_at__isnull=True)),
+                name="approval_open_is_due",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["due_at"], condition=Q(due_at__isnull=False), name="approval_due"),
+            models.Index(fields=["tenant", "state", "expires_at"], name="approval_tenant_state"),
+            models.Index(fields=["tenant", "-settled_at"], name="approval_settled"),
+            models.Index(fields=["operation", "-id"], name="approval_operation"),
+            models.Index(fields=["run", "-id"], condition=Q(run__isnull=False), name="approval_run"),
+        ]
+
+    @property
+    def subject(self) -> Subject:
+        """What the single writer and the audit log know this approval by."""
+        return Subject(Kind.APPROVAL, self.pk)
+
+    @property
+    def seen(self) -> Json:
+        """What the provider showed when it was asked, whole. Never to be shown."""
+        return join(self.seen_shown, self.seen_sealed)
 
 
 class JournalEntry(models.Model):

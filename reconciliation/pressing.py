@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from audit.models import Entry
 
 from . import transition
 from .actors import Actor
-from .models import ActionToken, Operation, Run
+from .models import ActionToken, Approval, Operation, Run
 from .states import State
 
 LOST_AFTER = timedelta(minutes=2)  # no call of a provider may take longer than this from a page
@@ -42,7 +42,7 @@ class Answer:
     token: UUID
 
 
-def take(token: UUID, *, action: str, subject: Operation | Run, actor: Actor) -> Answer | None:
+def take(token: UUID, *, action: str, subject: Operation | Run | Approval, actor: Actor) -> Answer | None:
     """Use up a token: None for its first press, the first answer for every later one.
 
     Inside a transaction a second press waits here for the first to commit.
@@ -85,19 +85,19 @@ def keep(token: UUID, verdict: Verdict, message: str) -> Answer:
     return Answer(verdict=verdict, message=message, token=token)
 
 
-def refuse(subject: Operation | Run, actor: Actor, *, action: str, why: str, reason: str) -> None:
+def refuse(subject: Operation | Run | Approval, actor: Actor, *, action: str, why: str, reason: str) -> None:
     """Record a refused press, committed apart."""
     fact = actor.fact(why, reason=reason, action=action)
     transition.refuse(subject=subject.subject, tenant=subject.tenant, fact=fact)
 
 
-def joined(subject: Operation | Run, actor: Actor, *, action: str, reason: str) -> None:
+def joined(subject: Operation | Run | Approval, actor: Actor, *, action: str, reason: str) -> None:
     """Record a press that found somebody else's at work."""
     fact = actor.fact("joined", reason=reason, action=action)
     log.append(subject=str(subject.subject), tenant=subject.tenant, event="joined", fact=fact)
 
 
-def _entries_since(subject: Operation | Run, version: int) -> list[Entry]:
+def _entries_since(subject: Operation | Run | Approval, version: int) -> list[Entry]:
     entries = Entry.objects.filter(subject=str(subject.subject), event="transition", version__gt=version)
     return list(entries.order_by("seq")[:20])
 
@@ -131,23 +131,25 @@ def _attempt_since(operation: Operation, version: int) -> str:
     for entry in _entries_since(operation, version):
         if entry.reason_code in ("retry_requested", "retried"):
             attempt = json.loads(bytes(entry.canonical))["body"]["details"].get("attempt")
-            return f"attempt {attempt}, started by {_who(entry)} at {_time(entry)}."
+            return f"attempt {attempt}, started by {who(entry)} at {time_of(entry.at)}."
     return ""
 
 
-def changes_since(subject: Operation | Run, version: int) -> str:
+def changes_since(subject: Operation | Run | Approval, version: int) -> str:
     """What changed since `version`, by whom, when, in sentences."""
     told = [
-        f"{entry.from_state or 'new'} to {entry.to_state} by {_who(entry)} at {_time(entry)} ({entry.reason_code})."
+        f"{entry.from_state or 'new'} to {entry.to_state} by {who(entry)} at {time_of(entry.at)} ({entry.reason_code})."
         for entry in _entries_since(subject, version)
     ]
     return " ".join(told) or "The version on the page is not one that this case has had."
 
 
-def _who(entry: Entry) -> str:
+def who(entry: Entry) -> str:
+    """The name of who made an entry, as it was; their id where the name was erased."""
     name = entry.openings.filter(field="actor_name").values_list("value", flat=True).first()
     return str(name or entry.actor)
 
 
-def _time(entry: Entry) -> str:
-    return f"{entry.at:%Y-%m-%d %H:%M:%S} UTC"
+def time_of(at: datetime) -> str:
+    """A moment as the stored answers write it."""
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"

@@ -57,7 +57,13 @@ def start(
     workflow = registry.workflow(workflow_name)
     row = _row(workflow, tenant=tenant, workflow_id=workflow_id, input=input)
     moved = transition.open_run(
-        row={**row, "state": RunState.PENDING, "requested_by": actor.id, "on_behalf_of": on_behalf_of},
+        row={
+            **row,
+            "state": RunState.PENDING,
+            "requested_by": actor.id,
+            "on_behalf_of": on_behalf_of,
+            "owners": list(actor.owners),
+        },
         after={"due_at": 0},
         fact=actor.fact("started", on_behalf_of=on_behalf_of, workflow_version=workflow.version),
     )
@@ -222,6 +228,8 @@ def _intent(progress: Progress, step: Step, lease: Held) -> Intent:
         held=lease,
         requested_by=run.requested_by,
         on_behalf_of=run.on_behalf_of,
+        owners=tuple(run.owners),
+        consent=step.consent,
         retry=step.retry,
         # Before the pivot a failure walks back; from the pivot on the step must be done, so a person is called.
         spent_is_final=progress.workflow.before_pivot(step) or progress.workflow.pivot is step,

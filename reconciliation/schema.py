@@ -16,13 +16,25 @@ from .states import MOVES
 
 SQL = Path(__file__).resolve().parent / "sql"
 # Steps of the other functions: nobody calls them from outside.
-INTERNAL = ("ledger_patch", "ledger_journal", "ledger_applied_reported", "ledger_run_unknown", "ledger_run_lets")
+INTERNAL = (
+    "ledger_patch",
+    "ledger_journal",
+    "ledger_applied_reported",
+    "ledger_run_unknown",
+    "ledger_run_lets",
+    "ledger_ask",
+    "ledger_end_approvals",
+    "ledger_unusable",
+    "ledger_unconsented",
+    "ledger_approvals_of",
+)
 # State and journal are read by the application role and written through the functions alone.
 READ_ONLY = (
     "reconciliation_operation",
     "reconciliation_run",
     "reconciliation_journalentry",
     "reconciliation_chosen",
+    "reconciliation_approval",
     "reconciliation_move",
 )
 # Bookkeeping that decides nothing.

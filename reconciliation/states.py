@@ -15,6 +15,7 @@ class Kind(StrEnum):
 
     OPERATION = "operation"
     RUN = "run"
+    APPROVAL = "approval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,18 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
 
 
+class ApprovalState(StrEnum):
+    """What became of a request for a person's consent to one exact action (design: approvals)."""
+
+    WAITING = "waiting"
+    APPROVED = "approved"
+    CONSUMED = "consumed"
+    DENIED = "denied"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+    SUPERSEDED = "superseded"
+
+
 class Basis(StrEnum):
     """On what an outcome rests."""
 
@@ -66,6 +79,7 @@ class Basis(StrEnum):
 
 TERMINAL = frozenset({State.SUCCEEDED, State.FAILED_TERMINAL, State.TERMINATED})
 RUN_TERMINAL = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.COMPENSATED, RunState.CANCELLED})
+APPROVAL_OPEN = frozenset({ApprovalState.WAITING, ApprovalState.APPROVED})
 
 
 @dataclass(frozen=True)
@@ -180,6 +194,29 @@ MOVES: tuple[Move, ...] = (
         cancelled="cancelled by a person",
     ),
     *_moves(Kind.RUN, RunState.CANCELLED, compensating="a person has what was applied undone"),
+    *_moves(Kind.APPROVAL, None, waiting="asked for"),
+    *_moves(
+        Kind.APPROVAL,
+        ApprovalState.WAITING,
+        approved="a person who may agreed to exactly this, in time",
+        denied="a person said no, in time or not",
+        expired="nobody decided in time",
+        withdrawn="taken back, or what it was for was stopped",
+        superseded="what it was for has changed; it is asked anew, or not at all",
+    ),
+    *_moves(
+        Kind.APPROVAL,
+        ApprovalState.APPROVED,
+        consumed="used up by the claim that sends what was agreed to",
+        expired="not used in time",
+        withdrawn="taken back, or what it was for was stopped",
+        superseded="what it was for has changed; it is asked anew, or not at all",
+    ),
+    *_moves(
+        Kind.APPROVAL,
+        ApprovalState.CONSUMED,
+        superseded="what was agreed to had changed just before sending; nothing was sent, and it is asked anew",
+    ),
 )
 
 PAIRS: frozenset[tuple[str, str | None, str]] = frozenset((m.kind, m.source, m.target) for m in MOVES)
@@ -200,7 +237,7 @@ def drawn() -> str:
     return "\n\n".join(_drawn(kind, title) for kind, title in _TITLES.items()) + "\n"
 
 
-_TITLES = {Kind.OPERATION: "Operations", Kind.RUN: "Runs"}
+_TITLES = {Kind.OPERATION: "Operations", Kind.RUN: "Runs", Kind.APPROVAL: "Approvals"}
 
 
 def _drawn(kind: Kind, title: str) -> str:

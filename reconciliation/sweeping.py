@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 from django.conf import settings
 
-from . import executor, reconciler, registry, retrying, runs, transition
+from . import approvals, executor, reconciler, registry, retrying, runs, transition
 from .actors import SYSTEM
 from .models import Operation
 from .scrub import fault
@@ -23,8 +23,10 @@ log = structlog.get_logger(__name__)
 
 
 def sweep(*, limit: int = 50) -> int:
-    """Do everything that is due, up to `limit` operations and as many runs. Returns how many were handled."""
+    """Do everything that is due, up to `limit` of each kind. Returns how many were handled."""
     handled = 0
+    for pk in transition.take_due(Kind.APPROVAL, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):
+        handled += _guarded(approvals.end_due, pk, Kind.APPROVAL)
     for pk in transition.take_due(Kind.OPERATION, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):
         handled += _guarded(handle, pk, Kind.OPERATION)
     for pk in transition.take_due(Kind.RUN, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):

@@ -10,7 +10,7 @@ from django_q.models import OrmQ
 from django_q.tasks import async_task
 
 from . import spool, sweeping, transition, workers
-from .models import Operation, Run, Tick
+from .models import Approval, Operation, Run, Tick
 
 ROUNDS = 20  # a drain ends by itself well before the queue would take it for lost; the beat asks again
 QUIET = timedelta(seconds=10)  # the health page takes a worker that has not been seen for 30 s for silent
@@ -49,6 +49,7 @@ def _anything_due() -> bool:
     return (
         Operation.objects.filter(due_at__lte=now).exists()
         or Run.objects.filter(due_at__lte=now).exists()
+        or Approval.objects.filter(due_at__lte=now).exists()
         or any(spool.folder().glob("*.report"))
     )
 

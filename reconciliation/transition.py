@@ -1,4 +1,4 @@
-"""The single writer: every change of the state or mark of an operation or run passes through here.
+"""The single writer: every change of the state or mark of an operation, run or approval passes through here.
 
 One call is one statement and, outside a transaction, one commit: the database function takes the locks, reads its
 clock, compares version or generation, looks the pair up in the table loaded from states.py, and writes row, journal
@@ -19,7 +19,7 @@ from audit import log
 from audit.log import Fact
 from audit.verify import Head
 
-from .models import Operation, Run
+from .models import Approval, Operation, Run
 from .states import Kind, Subject
 
 ALIAS = DEFAULT_DB_ALIAS
@@ -86,6 +86,36 @@ class LockHeld(TransitionRefused):
     verdict, sentence = "lock_held", "Another run works on the same thing; this one waits for its end."
 
 
+class NotApproved(TransitionRefused):
+    verdict, sentence = "not_approved", "It needs a person's consent, which nobody has given."
+
+
+class ApprovalPastUseBy(TransitionRefused):
+    verdict, sentence = "approval_past_use_by", "The consent was not used in time; it must be asked for again."
+
+
+class ApprovalUsed(TransitionRefused):
+    verdict, sentence = "approval_used", "The consent was used up already; it holds for one time."
+
+
+class ApprovalOfAnother(TransitionRefused):
+    verdict, sentence = "approval_of_another", "The consent was given to another action than this one."
+
+
+class ApprovalExpired(TransitionRefused):
+    verdict, sentence = (
+        "approval_expired",
+        "The time in which it could be approved is over; it must be asked for again.",
+    )
+
+
+class OwnRequest(TransitionRefused):
+    verdict, sentence = (
+        "own_request",
+        "Who asks, for whom it is asked and who owns the token may not approve it; another person must.",
+    )
+
+
 class NotInTable(TransitionRefused):
     verdict, sentence = "not_in_table", "The transition table has no such move."
 
@@ -109,7 +139,8 @@ REFUSALS: dict[str, type[TransitionRefused]] = {
     error.verdict: error
     for error in (
         Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, NewerSent, ReportedApplied, RunNotHeld,
-        StepUnknown, LockHeld, NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting,
+        StepUnknown, LockHeld, NotApproved, ApprovalPastUseBy, ApprovalUsed, ApprovalOfAnother, ApprovalExpired,
+        OwnRequest, NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting,
     )
 }  # fmt: skip
 
@@ -154,15 +185,18 @@ def open_operation(
     observed: Sequence[Observed],
     fact: Fact,
     run_generation: int | None = None,
+    ask: Mapping[str, Any] | None = None,
 ) -> Moved | None:
     """Record a new operation in `row["state"]`. None where its identity is already known.
+
+    `ask` is the request for consent that is born with one in `awaiting_approval` (consent.request()).
 
     Raises RunNotHeld, OlderVersionOpen, OlderVersionWaiting, NewerVersionExists, NotInTable.
     """
     body, openings = log.body(fact)
     verdict, pk, at, detail = _call(
-        "SELECT * FROM ledger_open(%s::jsonb, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s)",
-        [_json(row), _json(after), _journal(observed), body, _json(openings or None), run_generation],
+        "SELECT * FROM ledger_open(%s::jsonb, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s, %s::jsonb)",
+        [_json(row), _json(after), _journal(observed), body, _json(openings or None), run_generation, _json(ask)],
     )
     if verdict == "exists":
         return None
@@ -183,12 +217,15 @@ def transition(
     guard: Sequence[str] = (),
     observed: Sequence[Observed] = (),
     run_generation: int | None = None,
+    consent: Mapping[str, Any] | None = None,
 ) -> Moved:
     """Move `subject` to state `to` (None keeps the state and changes the mark or a due time).
 
     Exactly one of `version` (compare-and-set) and `generation` with a guard `held` or `lease_live` (fence) must be
     given. `patch` sets columns to values, `after` to seconds from the database's now, `once` the same for columns that
-    are still null. Raises a TransitionRefused that names from, to and id; nothing is written then.
+    are still null. `consent` holds under "ask" the request for consent that goes with a move to `awaiting_approval`, or
+    under "use" the approval of an operator action that this move uses up. Raises a TransitionRefused that names from,
+    to and id; nothing is written then.
     """
     if version is None and not (generation is not None and {"held", "lease_live"} & set(guard)):
         raise ValueError("a transition needs the version it was decided on, or the generation that it is fenced by")
@@ -198,14 +235,15 @@ def transition(
     if subject.kind is Kind.OPERATION:
         statement = (
             "SELECT * FROM ledger_move_operation"
-            "(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb, %s::text[], %s::jsonb, %s, %s::jsonb, %s)"
+            "(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb, %s::text[], %s::jsonb, %s, %s::jsonb, %s, %s::jsonb)"
         )
-        values = [*common, _json(once) if once else None, list(guard), *tail, run_generation]
+        values = [*common, _json(once) if once else None, list(guard), *tail, run_generation, _json(consent)]
     else:
         statement = (
-            "SELECT * FROM ledger_move_run(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s::text[], %s::jsonb, %s, %s::jsonb)"
+            "SELECT * FROM ledger_move_run"
+            "(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s::text[], %s::jsonb, %s, %s::jsonb, %s::jsonb)"
         )
-        values = [*common, list(guard), *tail]
+        values = [*common, list(guard), *tail, _json(consent)]
     verdict, pk, at, detail, new_version = _call(statement, values)
     _raise_unless_moved(verdict, kind=subject.kind, pk=pk, source=detail, target=to)
     return Moved(pk=pk, at=at, source=detail, version=new_version)
@@ -236,6 +274,53 @@ def open_run(*, row: Mapping[str, Any], after: Mapping[str, float], fact: Fact) 
         return None
     _raise_unless_moved(verdict, kind=Kind.RUN, pk=pk, source=detail, target=str(row["state"]))
     return Moved(pk=pk, at=at, source="", version=1)
+
+
+def open_approval(subject: Subject, *, version: int, ask: Mapping[str, Any], fact: Fact) -> tuple[int, bool]:
+    """Ask for a second person's consent to an action on `subject`. Returns (approval's id, whether it is new).
+
+    Raises StaleVersion where the subject is not what the asker saw.
+    """
+    operation = subject.pk if subject.kind is Kind.OPERATION else None
+    body, openings = log.body(fact)
+    verdict, pk, _, detail = _call(
+        "SELECT * FROM ledger_open_approval(%s, %s, %s, %s::jsonb, %s, %s::jsonb)",
+        [operation, None if operation else subject.pk, version, _json(ask), body, _json(openings or None)],
+    )
+    if verdict == "exists":
+        return pk, False
+    _raise_unless_moved(verdict, kind=subject.kind, pk=pk, source=detail, target=None)
+    return pk, True
+
+
+def move_approval(
+    approval: Approval,
+    *,
+    to: str,
+    fact: Fact,
+    who: Sequence[str] = (),
+    patch: Mapping[str, Any] | None = None,
+    operation_to: str | None = None,
+    operation_patch: Mapping[str, Any] | None = None,
+    operation_after: Mapping[str, float] | None = None,
+    version: int | None = None,
+) -> Moved:
+    """Decide about an approval or end it, and move the operation that waits for it, in one statement.
+
+    `who` holds every name under which the decider is known: where one of them is among those who may never approve,
+    OwnRequest is raised. Expiry is judged by the database's clock after the locks are held; the moment itself is late.
+    """
+    body, openings = log.body(fact)
+    verdict, pk, at, detail, new_version = _call(
+        "SELECT * FROM ledger_move_approval"
+        "(%s, %s, %s, %s::text[], %s::jsonb, %s, %s::jsonb, %s::jsonb, %s, %s::jsonb)",
+        [
+            approval.pk, approval.version if version is None else version, to, list(who), _json(patch or {}),
+            operation_to, _json(operation_patch or {}), _json(operation_after), body, _json(openings or None),
+        ],
+    )  # fmt: skip
+    _raise_unless_moved(verdict, kind=Kind.APPROVAL, pk=pk, source=detail, target=to)
+    return Moved(pk=pk, at=at, source=detail, version=new_version)
 
 
 def choose(subject: Subject, *, generation: int, row: Mapping[str, Any]) -> bool:
@@ -308,7 +393,7 @@ def database_now() -> datetime:
 
 def audit_heads() -> Iterator[Head]:
     """Where everything that this module writes stands, for the proof that no audit row is missing."""
-    for kind, model in ((Kind.OPERATION, Operation), (Kind.RUN, Run)):
+    for kind, model in ((Kind.OPERATION, Operation), (Kind.RUN, Run), (Kind.APPROVAL, Approval)):
         for pk, version, state in model._default_manager.values_list("pk", "version", "state").iterator(
             chunk_size=2000
         ):

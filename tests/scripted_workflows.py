@@ -1,6 +1,8 @@
 """A workflow of two steps at the scripted provider, in two versions."""
 
-from reconciliation.workflows import Step, StepKind, Workflow
+from dataclasses import replace
+
+from reconciliation.workflows import Consent, Step, StepKind, Undo, Workflow
 
 
 def label_of(facts):
@@ -37,3 +39,16 @@ READ = Step(name="read", provider="clerk", action="read", request=label_of)
 reading = Workflow(name="reading", steps=(READ, REFUND), business_object=lambda given: given["order"])
 STUCK = Step(name="x", provider="clerk", action="keyed", request=lambda facts: {"a": facts.input["missing"]})
 broken = Workflow(name="broken", steps=(STUCK,), business_object=lambda given: given["order"])
+AGREED = Consent(policy="Refunds above 500.00 need one approver.", when=lambda request: request["amount"] > 50_000)
+
+
+def void_of(facts, result):
+    return {"order": facts.input["order"], "amount": 0, "currency": "USD"}
+
+
+agreed = Workflow(
+    name="agreed",
+    business_object=lambda given: given["order"],
+    shown=("order",),
+    steps=(replace(LABEL, undo=Undo(action="keyed", request=void_of)), replace(REFUND, consent=AGREED)),
+)

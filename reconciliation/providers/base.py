@@ -208,6 +208,18 @@ class LookUpProvider(Provider, Protocol):
         ...
 
 
+class CheckingProvider(Provider, Protocol):
+    """A provider that can show what an action rests on, before it is sent under a person's consent."""
+
+    def precondition(self, call: Call) -> Json | None:
+        """Read what must not change between the consent and the send: an etag, a version, a total. None: nothing.
+
+        Asked when consent is asked for, and once more just before the request leaves; must have no effect. Where both
+        answers differ nothing is sent, and the person is asked again and shown what changed.
+        """
+        ...
+
+
 def compare(spec: ActionSpec, request: Json, observed: Json) -> dict[str, str]:
     """Each compared request field: equal, differs, or not_shown by the provider. Exact, never "similar enough"."""
     return {name: _seen(request[name], observed, shown) for name, shown in spec.compare.items() if name in request}

@@ -73,10 +73,213 @@ BEGIN
     RETURN v_now;
 END $$;
 
+-- Approvals. Every function below is called with the run and the operation (or the run alone) locked, and every move of an
+-- approval holds those locks, so that nothing changes between a check and what follows from it.
+
+-- A request for consent is born. p_ask names its columns, and in seconds expires_after and use_within.
+CREATE OR REPLACE FUNCTION ledger_ask(
+    p_operation bigint, p_run bigint, p_tenant text, p_replaces bigint, p_ask jsonb, p_now timestamptz, p_body text,
+    p_openings jsonb
+) RETURNS bigint LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
+DECLARE
+    v_new reconciliation_approval;
+    v_blank CONSTANT jsonb := '{"action": "", "inputs": "{}", "policy": "", "reason": "", "seen_shown": "",
+        "seen_sealed": "", "requested_by": "", "on_behalf_of": "", "forbidden": [], "decided_by": "",
+        "decision_reason": ""}';
+BEGIN
+    v_new := jsonb_populate_record(NULL::reconciliation_approval, v_blank || p_ask);
+    v_new.id := nextval(pg_get_serial_sequence('reconciliation_approval', 'id'));
+    v_new.tenant := p_tenant;
+    v_new.operation_id := p_operation;
+    v_new.run_id := p_run;
+    v_new.replaces_id := p_replaces;
+    v_new.state := 'waiting';
+    v_new.version := 1;
+    v_new.created_at := p_now;
+    v_new.updated_at := p_now;
+    v_new.expires_at := p_now + (p_ask->>'expires_after')::numeric * interval '1 second';
+    v_new.due_at := v_new.expires_at;
+    INSERT INTO reconciliation_approval SELECT v_new.*;
+    PERFORM audit_append('approval:' || v_new.id, p_tenant, 'transition', NULL, 'waiting', 1, p_body, p_openings);
+    RETURN v_new.id;
+END $$;
+
+-- Approvals come to an end (or are used up) together with the move that ends them.
+CREATE OR REPLACE FUNCTION ledger_end_approvals(
+    p_ids bigint[], p_to text, p_now timestamptz, p_body text, p_openings jsonb
+) RETURNS void LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
+DECLARE
+    v_old reconciliation_approval;
+BEGIN
+    FOR v_old IN SELECT * FROM reconciliation_approval a WHERE a.id = ANY (p_ids) ORDER BY a.id FOR NO KEY UPDATE LOOP
+        IF NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'approval' AND m.source = v_old.state
+                       AND m.target = p_to) THEN
+            RAISE EXCEPTION 'approval %: % -> % is not in the table', v_old.id, v_old.state, p_to;
+        END IF;
+        UPDATE reconciliation_approval a SET state = p_to, version = a.version + 1, due_at = NULL, updated_at = p_now,
+               settled_at = p_now WHERE a.id = v_old.id;
+        PERFORM audit_append('approval:' || v_old.id, v_old.tenant, 'transition', v_old.state, p_to, v_old.version + 1,
+                             p_body, p_openings);
+    END LOOP;
+END $$;
+
+-- Why an approval of an operator action cannot be used now for exactly this; null where it can.
+CREATE OR REPLACE FUNCTION ledger_unusable(p_use jsonb, p_operation bigint, p_run bigint, p_now timestamptz)
+RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT CASE
+        WHEN a.id IS NULL OR a.state IN ('waiting', 'denied', 'withdrawn', 'superseded') THEN 'not_approved'
+        WHEN a.state = 'consumed' THEN 'approval_used'
+        WHEN a.operation_id IS DISTINCT FROM p_operation OR a.run_id IS DISTINCT FROM p_run
+          OR a.action IS DISTINCT FROM p_use->>'action' OR a.fingerprint IS DISTINCT FROM p_use->>'fingerprint'
+            THEN 'approval_of_another'
+        WHEN a.state = 'expired' OR a.use_by <= p_now THEN 'approval_past_use_by'
+    END
+    FROM (SELECT 1) AS one LEFT JOIN reconciliation_approval a ON a.id = (p_use->>'id')::bigint;
+$$;
+
+-- Why an operation that needs consent may not be claimed; null where it may. Another attempt of what was claimed under
+-- a consent is still that one action, until the consent's use-by; an unknown one may already have been applied, so a
+-- safe repeat adds nothing to what was agreed to.
+CREATE OR REPLACE FUNCTION ledger_unconsented(p_id bigint, p_state text, p_fingerprint text, p_now timestamptz)
+RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT CASE
+        WHEN p_state = 'ambiguous' THEN NULL
+        WHEN a.state IS NULL OR a.state NOT IN ('approved', 'consumed', 'expired')
+          OR a.state = 'consumed' AND p_state <> 'failed_retryable' THEN 'not_approved'
+        WHEN a.fingerprint <> p_fingerprint THEN 'approval_of_another'
+        WHEN a.state = 'expired' OR a.use_by <= p_now THEN 'approval_past_use_by'
+    END
+    FROM (SELECT 1) AS one LEFT JOIN LATERAL (SELECT * FROM reconciliation_approval n WHERE n.operation_id = p_id
+        AND n.action = '' ORDER BY n.id DESC LIMIT 1) AS a ON true;
+$$;
+
+-- What a move of an operation means for its approvals.
+CREATE OR REPLACE FUNCTION ledger_approvals_of(
+    p_id bigint, p_tenant text, p_from text, p_to text, p_consent jsonb, p_now timestamptz, p_body text, p_openings jsonb
+) RETURNS void LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
+DECLARE
+    v_last reconciliation_approval;
+BEGIN
+    SELECT * INTO v_last FROM reconciliation_approval a WHERE a.operation_id = p_id AND a.action = ''
+     ORDER BY a.id DESC LIMIT 1;
+    IF p_to = 'pending' AND v_last.state = 'approved' THEN
+        PERFORM ledger_end_approvals(ARRAY[v_last.id], 'consumed', p_now, p_body, p_openings);
+    ELSIF p_to = 'awaiting_approval' THEN
+        IF v_last.state = 'approved' OR p_from = 'pending' AND v_last.state = 'consumed' THEN
+            PERFORM ledger_end_approvals(ARRAY[v_last.id],
+                CASE WHEN p_from = 'pending' THEN 'superseded' ELSE 'expired' END, p_now, p_body, p_openings);
+        END IF;
+        IF p_consent->'ask' IS NOT NULL THEN
+            PERFORM ledger_ask(p_id, NULL, p_tenant, v_last.id, p_consent->'ask', p_now, p_body, p_openings);
+        END IF;
+    ELSIF p_to IN ('succeeded', 'failed_terminal', 'terminated') AND v_last.state IN ('waiting', 'approved') THEN
+        PERFORM ledger_end_approvals(ARRAY[v_last.id],
+            CASE WHEN p_consent->'superseded' IS NULL THEN 'withdrawn' ELSE 'superseded' END, p_now, p_body, p_openings);
+    END IF;
+    IF p_from = 'ambiguous' THEN
+        -- What a person asked a second person for was about an unknown outcome, which this move has changed.
+        PERFORM ledger_end_approvals(ARRAY(SELECT a.id FROM reconciliation_approval a WHERE a.operation_id = p_id
+            AND a.action <> '' AND a.state IN ('waiting', 'approved')), 'superseded', p_now, p_body, p_openings);
+    END IF;
+END $$;
+
+-- A request for a second person's consent to an operator action. p_version is the subject's, as the asker saw it.
+CREATE OR REPLACE FUNCTION ledger_open_approval(
+    p_operation bigint, p_run bigint, p_version int, p_ask jsonb, p_body text, p_openings jsonb
+) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_operation reconciliation_operation;
+    v_run reconciliation_run;
+    v_open bigint;
+    v_now timestamptz;
+BEGIN
+    SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = coalesce(p_run,
+        (SELECT o.run_id FROM reconciliation_operation o WHERE o.id = p_operation)) FOR NO KEY UPDATE;
+    SELECT * INTO v_operation FROM reconciliation_operation o WHERE o.id = p_operation FOR NO KEY UPDATE;
+    v_now := aftercall_now();
+    IF coalesce(v_operation.version, v_run.version) IS DISTINCT FROM p_version THEN
+        RETURN QUERY SELECT 'stale_version'::text, coalesce(p_operation, p_run), v_now,
+                            coalesce(v_operation.state, v_run.state, '')::text;
+        RETURN;
+    END IF;
+    SELECT a.id INTO v_open FROM reconciliation_approval a WHERE a.operation_id IS NOT DISTINCT FROM p_operation
+       AND a.run_id IS NOT DISTINCT FROM p_run AND a.action = p_ask->>'action'
+       AND (p_run IS NULL OR a.inputs = p_ask->>'inputs') AND a.state IN ('waiting', 'approved');
+    IF v_open IS NOT NULL THEN
+        RETURN QUERY SELECT 'exists'::text, v_open, v_now, ''::text;
+        RETURN;
+    END IF;
+    RETURN QUERY SELECT 'moved'::text, ledger_ask(p_operation, p_run, coalesce(v_operation.tenant, v_run.tenant), NULL,
+                                                  p_ask, v_now, p_body, p_openings), v_now, ''::text;
+END $$;
+
+-- A decision about an approval, or its end, and with it the move of the operation that waits for it.
+-- The moment of expiry belongs to the time after: at expires_at itself nobody can approve any more. The row's state is
+-- not asked for that, so that a sweep which does not run changes no answer. p_who: every name of who decides.
+CREATE OR REPLACE FUNCTION ledger_move_approval(
+    p_id bigint, p_version int, p_to text, p_who text[], p_patch jsonb, p_operation_to text, p_operation_patch jsonb,
+    p_operation_after jsonb, p_body text, p_openings jsonb
+) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text, version int)
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    v_old reconciliation_approval;
+    v_operation reconciliation_operation;
+    v_run_id bigint;
+    v_now timestamptz;
+    v_refused text;
+    v_moved text;
+BEGIN
+    SELECT coalesce(a.run_id, o.run_id) INTO v_run_id FROM reconciliation_approval a
+      LEFT JOIN reconciliation_operation o ON o.id = a.operation_id WHERE a.id = p_id;
+    PERFORM 1 FROM reconciliation_run r WHERE r.id = v_run_id FOR NO KEY UPDATE;
+    SELECT o.* INTO v_operation FROM reconciliation_operation o WHERE o.id = (
+        SELECT a.operation_id FROM reconciliation_approval a WHERE a.id = p_id) FOR NO KEY UPDATE;
+    SELECT * INTO v_old FROM reconciliation_approval a WHERE a.id = p_id FOR NO KEY UPDATE;
+    v_now := aftercall_now();
+    v_refused := CASE
+        WHEN v_old.id IS NULL THEN 'gone'
+        WHEN v_old.version <> p_version THEN 'stale_version'
+        WHEN NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'approval' AND m.source = v_old.state
+                         AND m.target = p_to) THEN 'not_in_table'
+        WHEN p_to = 'approved' AND v_old.expires_at <= v_now THEN 'approval_expired'
+        WHEN p_to = 'approved' AND v_old.forbidden::text[] && p_who THEN 'own_request'
+        WHEN p_to = 'approved' AND v_old.action = '' AND (v_operation.state <> 'awaiting_approval'
+            OR v_operation.fingerprint <> v_old.fingerprint) THEN 'approval_of_another'
+        WHEN p_to = 'expired' AND coalesce(v_old.use_by, v_old.expires_at) > v_now THEN 'not_due'
+    END;
+    IF v_refused IS NOT NULL THEN
+        RETURN QUERY SELECT v_refused, p_id, v_now, coalesce(v_old.state, '')::text, v_old.version;
+        RETURN;
+    END IF;
+    UPDATE reconciliation_approval a SET
+        state = p_to, version = v_old.version + 1, updated_at = v_now,
+        decided_by = coalesce(p_patch->>'decided_by', a.decided_by),
+        decision_reason = coalesce(p_patch->>'decision_reason', a.decision_reason),
+        decided_at = CASE WHEN p_to IN ('approved', 'denied') THEN v_now ELSE a.decided_at END,
+        use_by = CASE WHEN p_to = 'approved' THEN v_now + a.use_within * interval '1 second' ELSE a.use_by END,
+        due_at = CASE WHEN p_to = 'approved' THEN v_now + a.use_within * interval '1 second' END,
+        settled_at = CASE WHEN p_to = 'approved' THEN NULL ELSE v_now END
+    WHERE a.id = p_id;
+    PERFORM audit_append('approval:' || p_id, v_old.tenant, 'transition', v_old.state, p_to, v_old.version + 1, p_body,
+                         p_openings);
+    IF p_operation_to IS NOT NULL AND v_operation.state = 'awaiting_approval' THEN
+        SELECT m.verdict INTO v_moved FROM ledger_move_operation(v_operation.id, v_operation.version, NULL,
+            p_operation_to, p_operation_patch, p_operation_after, NULL, '{}', '[]', p_body, p_openings, NULL, NULL) AS m;
+        IF v_moved <> 'moved' THEN
+            RAISE EXCEPTION 'operation % did not move with its approval: %', v_operation.id, v_moved;
+        END IF;
+    END IF;
+    RETURN QUERY SELECT 'moved'::text, p_id, v_now, v_old.state::text, v_old.version + 1;
+END $$;
+
 -- The birth of an operation. Returns no verdict row of an existing one: ON CONFLICT waits for the other transaction,
 -- and the caller reads in a statement of its own, whose snapshot sees it.
 CREATE OR REPLACE FUNCTION ledger_open(
-    p_row jsonb, p_after jsonb, p_journal jsonb, p_body text, p_openings jsonb, p_run_generation int
+    p_row jsonb, p_after jsonb, p_journal jsonb, p_body text, p_openings jsonb, p_run_generation int,
+    p_ask jsonb DEFAULT NULL
 ) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 #variable_conflict use_column
@@ -91,7 +294,7 @@ DECLARE
     -- What a new row holds unless told otherwise; a column forgotten here is refused by its NOT NULL.
     v_blank CONSTANT jsonb := '{"execution": "aftercall", "request_shown": "{}", "request_sealed": "", "currency": "",
         "version": 1, "generation": 0, "lease_owner": "", "attempts": 0, "unknown_attempts": [], "absent_reads": 0,
-        "retry_policy": "", "spent_is_final": true,
+        "retry_policy": "", "spent_is_final": true, "consent": "",
         "look_ups": 0, "absences": 0, "sighted": false, "identical_replays": 0, "error_class": "", "reason_code": "", "escalation_reason": "",
         "basis": "", "provider_operation_id": "", "effect_id": "", "result_shown": "", "result_sealed": "",
         "cost_minor": 0, "requested_by": "", "on_behalf_of": ""}';
@@ -139,6 +342,9 @@ BEGIN
     PERFORM ledger_journal(v_new.id, NULL, v_now, p_journal);
     PERFORM audit_append('operation:' || v_new.id, v_new.tenant, 'transition', NULL, v_new.state, v_new.version,
                          p_body, p_openings);
+    IF p_ask IS NOT NULL THEN
+        PERFORM ledger_ask(v_new.id, NULL, v_new.tenant, NULL, p_ask, v_now, p_body, p_openings);
+    END IF;
     RETURN QUERY SELECT 'moved'::text, v_new.id, v_now, ''::text;
 END $$;
 
@@ -149,9 +355,11 @@ END $$;
 --   no_newer      no newer operation with this action on this business object was sent
 --   unreported    no late report says that it was applied
 --   held          p_generation is the current one and the state is pending, whatever the lease's clock says
+-- p_consent: "ask" is the request for consent that goes with a move to awaiting_approval, "use" names the approval of an
+-- operator action that this move uses up. What needs a consent is claimed with one that holds now, or not at all.
 CREATE OR REPLACE FUNCTION ledger_move_operation(
     p_id bigint, p_version int, p_generation int, p_to text, p_patch jsonb, p_after jsonb, p_once jsonb,
-    p_guard text[], p_journal jsonb, p_body text, p_openings jsonb, p_run_generation int
+    p_guard text[], p_journal jsonb, p_body text, p_openings jsonb, p_run_generation int, p_consent jsonb
 ) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text, version int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 #variable_conflict use_column
@@ -189,6 +397,9 @@ BEGIN
             AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, p_run_generation) THEN 'run_not_held'
         WHEN p_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'operation'
             AND m.source = v_old.state AND m.target = p_to) THEN 'not_in_table'
+        WHEN p_consent->'use' IS NOT NULL THEN ledger_unusable(p_consent->'use', p_id, NULL, v_now)
+        WHEN p_to = 'pending' AND v_old.consent <> '' THEN
+            ledger_unconsented(p_id, v_old.state, v_old.fingerprint, v_now)
     END;
     IF v_refused IS NOT NULL THEN
         RETURN QUERY SELECT v_refused, p_id, v_now, coalesce(v_old.state, '')::text, v_old.version;
@@ -233,6 +444,12 @@ BEGIN
         result_shown = v_new.result_shown, result_sealed = v_new.result_sealed, cost_minor = v_new.cost_minor,
         updated_at = v_new.updated_at, settled_at = v_new.settled_at
     WHERE o.id = p_id;
+    IF p_consent->'use' IS NOT NULL THEN
+        PERFORM ledger_end_approvals(ARRAY[(p_consent->'use'->>'id')::bigint], 'consumed', v_now, p_body, p_openings);
+    END IF;
+    IF v_new.state <> v_old.state AND (v_old.consent <> '' OR v_old.state = 'ambiguous' OR p_consent IS NOT NULL) THEN
+        PERFORM ledger_approvals_of(p_id, v_old.tenant, v_old.state, v_new.state, p_consent, v_now, p_body, p_openings);
+    END IF;
     IF v_run_id IS NOT NULL AND v_new.state <> v_old.state AND v_new.state <> 'pending'
        AND v_run.state IN ('pending', 'uncertain', 'awaiting_approval', 'compensating')
        AND v_run.escalated_at IS NULL AND v_run.lease_until IS NULL THEN
@@ -266,7 +483,7 @@ DECLARE
     v_now timestamptz := aftercall_now();
     v_blank CONSTANT jsonb := '{"version": 1, "generation": 0, "lease_owner": "", "waiting_for": "",
         "escalation_reason": "", "reason_code": "", "lock": "", "lock_held": false, "waived": [], "replans": 0, "voided": [],
-        "input_shown": "{}", "input_sealed": "", "requested_by": "",
+        "input_shown": "{}", "input_sealed": "", "requested_by": "", "owners": [],
         "on_behalf_of": ""}';
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM reconciliation_move m
@@ -290,7 +507,7 @@ END $$;
 -- Any later move of a run. Guards: nothing_unknown (no step in flight or unknown), held (p_generation is the current one), not_held.
 CREATE OR REPLACE FUNCTION ledger_move_run(
     p_id bigint, p_version int, p_generation int, p_to text, p_patch jsonb, p_after jsonb,
-    p_guard text[], p_journal jsonb, p_body text, p_openings jsonb
+    p_guard text[], p_journal jsonb, p_body text, p_openings jsonb, p_consent jsonb
 ) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text, version int)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 #variable_conflict use_column
@@ -314,6 +531,7 @@ BEGIN
         WHEN p_to IN ('running', 'compensating') AND v_old.lock <> '' AND NOT v_old.lock_held AND EXISTS (
             SELECT 1 FROM reconciliation_run o WHERE o.tenant = v_old.tenant AND o.lock = v_old.lock AND o.lock_held)
             THEN 'lock_held'
+        WHEN p_consent->'use' IS NOT NULL THEN ledger_unusable(p_consent->'use', NULL, p_id, v_now)
     END;
     IF v_refused IS NOT NULL THEN
         RETURN QUERY SELECT v_refused, p_id, v_now, coalesce(v_old.state, '')::text, v_old.version;
@@ -352,6 +570,9 @@ BEGIN
         escalation_reason = v_new.escalation_reason, reason_code = v_new.reason_code,
         updated_at = v_new.updated_at, settled_at = v_new.settled_at
     WHERE r.id = p_id;
+    IF p_consent->'use' IS NOT NULL THEN
+        PERFORM ledger_end_approvals(ARRAY[(p_consent->'use'->>'id')::bigint], 'consumed', v_now, p_body, p_openings);
+    END IF;
     PERFORM ledger_journal(NULL, p_id, v_now, p_journal);
     PERFORM audit_append('run:' || p_id, v_old.tenant, 'transition', v_old.state, v_new.state, v_new.version,
                          p_body, p_openings);
@@ -420,6 +641,10 @@ BEGIN
         RETURN QUERY UPDATE reconciliation_operation o SET due_at = v_now + p_again * interval '1 second'
          WHERE o.id IN (SELECT d.id FROM reconciliation_operation d WHERE d.due_at <= v_now
                         ORDER BY d.due_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) RETURNING o.id;
+    ELSIF p_kind = 'approval' THEN
+        RETURN QUERY UPDATE reconciliation_approval a SET due_at = v_now + p_again * interval '1 second'
+         WHERE a.id IN (SELECT d.id FROM reconciliation_approval d WHERE d.due_at <= v_now
+                        ORDER BY d.due_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) RETURNING a.id;
     ELSE
         RETURN QUERY UPDATE reconciliation_run r SET due_at = v_now + p_again * interval '1 second'
          WHERE r.id IN (SELECT d.id FROM reconciliation_run d WHERE d.due_at <= v_now
