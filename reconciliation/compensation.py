@@ -83,7 +83,7 @@ def undo_intent(progress: Progress, step: Step, *, held: Held | None) -> Intent:
             workflow_id=done.workflow_id,
             step=UNDO + step.name,
             business_object=done.business_object,
-            intent_version=done.intent_version,
+            intent_version=progress.version(UNDO + step.name, at_least=done.intent_version),
         ),
         provider=step.undo.provider or step.provider,
         action=step.undo.action,

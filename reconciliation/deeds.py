@@ -59,11 +59,16 @@ class View:
     @property
     def run_in_the_way(self) -> str:
         """Why its run lets nothing be sent now, or nothing."""
-        if self.run is None or self.run.state in (RunState.PENDING, RunState.UNCERTAIN):
+        if self.run is None or (self._undoes and self.run.state in RUN_TERMINAL):
             return ""
-        if self.run.state == RunState.RUNNING and not self._run_leased:
+        forward = (RunState.PENDING, RunState.UNCERTAIN, RunState.RUNNING)
+        if self.run.state in ((RunState.COMPENSATING,) if self._undoes else forward) and not self._run_leased:
             return ""
         return f"Its run is {self.run.state.replace('_', ' ')}; a step is sent only while its run is held for it."
+
+    @property
+    def _undoes(self) -> bool:
+        return self.operation.undo_of_id is not None
 
     @property
     def _run_leased(self) -> bool:

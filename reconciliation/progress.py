@@ -48,6 +48,11 @@ class Progress:
         operation = self.operations.get(name)
         return operation.state if operation else ""
 
+    def version(self, name: str, *, at_least: int = 1) -> int:
+        """The newest intent of a step: a person may have made a new one."""
+        operation = self.operations.get(name)
+        return operation.intent_version if operation else at_least
+
     def startable(self) -> list[Step | Choice]:
         """Steps that nothing is known of or that wait for their time, and whose needs are met."""
         return [step for step in self.workflow.steps if not self.done(step.name) and self._may_start(step)]

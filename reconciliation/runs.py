@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -221,6 +220,7 @@ def _intent(progress: Progress, step: Step, lease: Held) -> Intent:
             workflow_id=run.workflow_id,
             step=step.name,
             business_object=step.business_object(facts) if step.business_object else run.business_object,
+            intent_version=progress.version(step.name),
         ),
         provider=step.provider,
         action=step.action,
@@ -256,10 +256,11 @@ def _settle(progress: Progress, lease: Held, *, cap: str) -> None:
 
 
 def _uncertain(progress: Progress, lease: Held) -> None:
-    """Its transition wakes the run; a step that another holder has in flight is looked at again as well."""
+    """Its transition wakes the run."""
     first = progress.unknown[0]
-    again = timedelta(seconds=float(settings.AFTERCALL_TAKE_AGAIN)).total_seconds()
-    in_flight = {"due_at": again} if first.state == State.PENDING else {}
+    # One that another holder has in flight, or a second unknown one, is looked at again as well.
+    watch = first.state == State.PENDING or len(progress.unknown) > 1
+    in_flight = {"due_at": float(settings.AFTERCALL_TAKE_AGAIN)} if watch else {}
     leases.leave(
         progress.run.subject, lease, to=RunState.UNCERTAIN, reason_code="step_unknown", waiting_for=first.step,
         after=in_flight,

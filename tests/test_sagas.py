@@ -1,22 +1,67 @@
-"""A claim that fails half-way is walked back: what was applied is reversed, once, in order, or a person is told."""
+"""A run that fails half-way is walked back: what was applied is reversed, once, in order, or a person is told."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from django.test import override_settings
 
 from examples.order_desk.workflow import DAMAGED_ITEM
-from reconciliation import registry, runs, sweeping
-from reconciliation.actors import Actor
-from reconciliation.models import Operation, Run
+from reconciliation import actions, checks, registry, runs, sweeping
+from reconciliation.actions import Press
+from reconciliation.models import Chosen, Operation, Run
+from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
 from reconciliation.states import RunState, State
+from reconciliation.workflows import Workflow, problems
+from tests import saga_workflows as flows
+from tests.ledger import changes_without_audit
+from tests.scripted import AGENT, OLGA, absent, applied, found
 
-AGENT = Actor(id="agent:desk-2", kind="agent")
-INPUT = {
-    "order": "1002", "ticket": "T-77", "amount": 4200, "currency": "USD", "card": "card_4242", "customer": "Ada Fenn",
-    "email": "ada@example.com", "address": "1 Mill Lane", "window": "tomorrow 9-12", "service": "return",
-}  # fmt: skip
+REFUSED = Rejected("no", status=402)
+DOWN = Unavailable("later", status=503)
+LOST = OutcomeUnknown("no answer came")
+
+
+@pytest.fixture
+def sagas(clerk: Any, settings: Any, superuser_connection: Any) -> Any:
+    names = [name for name, thing in vars(flows).items() if isinstance(thing, Workflow)]
+    settings.AFTERCALL_WORKFLOWS = [f"tests.saga_workflows.{name}" for name in names]
+    registry.forget()
+    flows.PROPOSALS.clear()
+    flows.ASKED.clear()
+    yield clerk
+    assert changes_without_audit(superuser_connection) == []
+
+
+def start(name: str, *, order: str = "1002", workflow_id: str = "w1") -> Run:
+    return runs.start(name, tenant="acme", workflow_id=workflow_id, input={"order": order}, actor=AGENT)
+
+
+def settle(clock: Any, *, rounds: int = 60, seconds: float = 30) -> None:
+    """Sweep and let time pass until nothing is due any more."""
+    for _ in range(rounds):
+        if not sweeping.sweep():
+            if not (Operation.objects.exclude(due_at=None).exists() or Run.objects.exclude(due_at=None).exists()):
+                return
+            clock.advance(seconds)
+    raise AssertionError("it does not come to rest")
+
+
+def states() -> dict[str, str]:
+    return dict(Operation.objects.order_by("id").values_list("step", "state"))
+
+
+def press(subject: Any, action: str, **inputs: str) -> actions.Answer:
+    fresh = type(subject)._default_manager.get(pk=subject.pk)
+    return actions.act(
+        fresh, Press(action=action, token=uuid4(), version=fresh.version, reason="as agreed", inputs=inputs), actor=OLGA
+    )
+
+
+# The order desk itself, in the sandbox
 
 
 @pytest.fixture
@@ -28,40 +73,363 @@ def desk(ledger_db: Any, world: Any, settings: Any) -> Any:
     registry.forget()
 
 
-def start(**changed: Any) -> Run:
-    return runs.start("damaged_item", tenant="acme", workflow_id="T-77", input={**INPUT, **changed}, actor=AGENT)
+CLAIM = {
+    "order": "1002", "ticket": "T-77", "amount": 4200, "currency": "USD", "card": "card_4242", "customer": "Ada Fenn",
+    "email": "ada@example.com", "address": "1 Mill Lane", "window": "tomorrow 9-12", "service": "return",
+}  # fmt: skip
 
 
-def settle(clock: Any, *, rounds: int = 40, seconds: float = 20) -> None:
-    """Sweep and let time pass until nothing is due any more."""
-    for _ in range(rounds):
-        if not sweeping.sweep():
-            if not (Operation.objects.exclude(due_at=None).exists() or Run.objects.exclude(due_at=None).exists()):
-                return
-            clock.advance(seconds)
-
-
-def steps() -> dict[str, str]:
-    return dict(Operation.objects.order_by("id").values_list("step", "state"))
-
-
-def test_a_run_without_trouble_makes_each_effect_once(desk: Any, clock: Any) -> None:
-    run = start()
-    settle(clock)
-    run.refresh_from_db()
-    assert run.state == RunState.SUCCEEDED
-    assert set(steps().values()) == {State.SUCCEEDED}
-    assert desk.count(order="1002") == 4
-
-
-def test_a_refused_refund_walks_back_pickup_then_label(desk: Any, clock: Any) -> None:
+def test_a_claim_whose_refund_is_refused_leaves_no_label_and_no_pickup(desk: Any, clock: Any) -> None:
     desk.pay.fault("reject", order="1002", status=422)
-    run = start()
+    run = runs.start("damaged_item", tenant="acme", workflow_id="T-77", input=CLAIM, actor=AGENT)
     settle(clock)
     run.refresh_from_db()
     assert run.state == RunState.COMPENSATED
-    assert list(steps()) == [
+    assert list(states()) == [
         "create_label", "schedule_pickup", "issue_refund", "undo:schedule_pickup", "undo:create_label",
     ]  # fmt: skip
     assert desk.pay.count(order="1002") == 0
+
+
+def test_the_order_desk_is_declared_soundly() -> None:
     assert DAMAGED_ITEM.pivot is not None
+    assert list(problems(DAMAGED_ITEM, lambda provider, action: "keyed")) == []  # type: ignore[arg-type, return-value]
+
+
+# Walking back
+
+
+@pytest.mark.case("G4")
+def test_effects_are_reversed_newest_first_and_each_once(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED)
+    run = start("saga")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    assert list(states()) == ["reserve", "charge", "ship", "undo:charge", "undo:reserve"]
+    assert [call.request["id"] for call in sagas.calls[3:]] == ["c-1", "r-1"]
+
+
+@pytest.mark.case("G4")
+def test_an_undo_that_fails_twice_and_then_works_holds_the_next_one_back(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED, DOWN, DOWN)
+    run = start("saga")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    undo = Operation.objects.get(step="undo:charge")
+    assert (undo.attempts, Operation.objects.get(step="undo:reserve").attempts) == (3, 1)
+    assert undo.pk < Operation.objects.get(step="undo:reserve").pk
+
+
+@pytest.mark.case("G1", "G4")
+def test_an_undo_that_never_works_is_named_and_what_waits_for_it_too(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED, DOWN, DOWN, DOWN)
+    run = start("saga")
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, run.escalation_reason) == (RunState.COMPENSATING, "undo_incomplete")
+    assert run.waiting_for == "stuck: charge; waiting: reserve"
+    undo = Operation.objects.get(step="undo:charge")
+    assert (undo.state, undo.escalation_reason) == (State.FAILED_RETRYABLE, "budget_spent")
+    assert "undo:reserve" not in states()
+
+
+@pytest.mark.case("G1")
+def test_a_person_finishes_an_undo_and_the_rest_follows_by_itself(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED, DOWN, DOWN, DOWN)
+    run = start("saga")
+    settle(clock)
+    undo = Operation.objects.get(step="undo:charge")
+    assert press(undo, "retry").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    assert sagas.effects.count(undo.key) == 1
+    assert sagas.effects.count(Operation.objects.get(step="undo:reserve").key) == 1
+
+
+def test_undos_that_do_not_wait_for_each_other_go_on_past_a_stuck_one(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = sagas.perform
+
+    def perform(call: Any) -> Any:
+        operation = Operation.objects.get(key=call.key)
+        if operation.step == "ship":
+            raise REFUSED
+        if operation.step == "undo:charge":
+            raise DOWN
+        return plain(call)
+
+    monkeypatch.setattr(sagas, "perform", perform)
+    run = start("apart")
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, run.escalation_reason) == (RunState.COMPENSATING, "undo_incomplete")
+    assert states()["undo:reserve"] == State.SUCCEEDED
+    assert run.waiting_for == "stuck: charge"
+
+
+def test_an_effect_that_cannot_be_undone_leaves_the_run_to_a_person(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("s-1"), REFUSED)
+    run = start("lasting")
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, run.escalation_reason, run.waiting_for) == (
+        RunState.COMPENSATING, "undo_incomplete", "stuck: stamp",
+    )  # fmt: skip
+    assert list(flows.LASTING.cannot_be_undone()) == [("stamp", "a stamp stays")]
+
+
+def test_after_the_pivot_the_way_is_forward_only(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), applied("s-1"), REFUSED)
+    run = start("saga")
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, run.escalation_reason) == (RunState.PENDING, "step_failed_after_pivot")
+    assert not [step for step in states() if step.startswith("undo:")]
+    assert not dict(_allowed(run))["compensate_run"]
+
+
+def test_an_unknown_pivot_blocks_both_ways(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), LOST)
+    run = start("saga")
+    sweeping.sweep()
+    run.refresh_from_db()
+    assert run.state == RunState.UNCERTAIN
+    assert press(run, "compensate_run").verdict == "refused"
+    assert not [step for step in states() if step.startswith("undo:")]
+
+
+def test_a_pivot_proven_absent_is_tried_once_more_and_then_a_person_decides(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), LOST, LOST)
+    sagas.sees(absent())
+    run = start("saga")
+    settle(clock)
+    run.refresh_from_db()
+    assert states()["ship"] == State.FAILED_RETRYABLE
+    assert Operation.objects.get(step="ship").escalation_reason == "absent_again"
+    assert not [step for step in states() if step.startswith("undo:")]
+
+
+def test_a_failure_while_another_branch_is_unknown_waits_for_it_before_it_undoes(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = sagas.perform
+
+    def perform(call: Any) -> Any:
+        step = Operation.objects.get(key=call.key).step
+        if step == "reserve":
+            raise LOST
+        if step == "charge":
+            raise REFUSED
+        return plain(call)
+
+    monkeypatch.setattr(sagas, "perform", perform)
+    run = start("apart")
+    sweeping.sweep()
+    run.refresh_from_db()
+    assert run.state == RunState.UNCERTAIN
+    monkeypatch.setattr(sagas, "perform", plain)
+    sagas.sees(found("r-9", order="1002", amount=4200))
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    assert states() == {
+        "reserve": State.SUCCEEDED, "charge": State.FAILED_TERMINAL, "undo:reserve": State.SUCCEEDED,
+    }  # fmt: skip
+
+
+# Decisions
+
+
+def test_a_decision_is_asked_for_once_and_reused_on_every_replay(sagas: Any, clock: Any) -> None:
+    flows.PROPOSALS[:] = [{"amount": 7, "secret": "CANARY"}]
+    sagas.answers(DOWN)
+    run = start("decided")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.SUCCEEDED
+    assert len(flows.ASKED) == 1
+    assert {call.request["amount"] for call in sagas.calls} == {7}
+    stored = Chosen.objects.get()
+    assert (stored.value_shown, "CANARY" in stored.value_sealed) == ('{"amount":7}', False)
+
+
+def test_an_invalid_proposal_is_kept_masked_and_spends_a_budget_of_its_own(sagas: Any, clock: Any) -> None:
+    flows.PROPOSALS[:] = [{"amount": -1, "secret": "CANARY"}, {"amount": 8}]
+    run = start("decided")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.SUCCEEDED
+    refused = Chosen.objects.get(valid=False)
+    assert refused.problem == "amount: greater_than"
+    assert Operation.objects.get(step="pay").attempts == 1
+
+
+def test_without_a_valid_proposal_a_person_decides_whether_to_ask_again(sagas: Any, clock: Any) -> None:
+    flows.PROPOSALS[:] = [{"amount": 0}, ValueError, {"amount": 9}]
+    run = start("decided")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.escalation_reason == "no_valid_proposal"
+    assert sagas.calls == []
+    assert press(run, "choose_again").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.SUCCEEDED
+    assert Chosen.objects.get(valid=True).version == 2
+
+
+def test_a_decision_from_which_steps_followed_is_not_made_afresh(sagas: Any, clock: Any) -> None:
+    flows.PROPOSALS[:] = [{"amount": 7}]
+    sagas.answers(LOST)
+    run = start("decided")
+    sweeping.sweep()
+    answer = press(run, "choose_again")
+    assert answer.verdict == "refused"
+    assert "followed" in answer.message
+
+
+# Cancelling, locks, caps
+
+
+def test_a_cancelled_run_sends_nothing_more_and_says_what_there_is(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), DOWN)
+    run = start("saga")
+    sweeping.sweep()
+    answer = press(run, "cancel")
+    assert answer.verdict == "done"
+    assert "Applied: reserve (r-1)." in answer.message
+    calls = len(sagas.calls)
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, len(sagas.calls)) == (RunState.CANCELLED, calls)
+    assert states()["charge"] == State.FAILED_TERMINAL
+
+
+def test_a_cancelled_run_is_undone_only_when_a_person_asks_for_it(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), DOWN)
+    run = start("saga")
+    sweeping.sweep()
+    press(run, "cancel")
+    settle(clock)
+    assert press(run, "compensate_run").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    assert states()["undo:reserve"] == State.SUCCEEDED
+
+
+def test_one_run_at_a_time_works_on_what_a_lock_names(sagas: Any, clock: Any) -> None:
+    sagas.answers(LOST)
+    first = start("locked", workflow_id="w1")
+    sweeping.sweep()
+    second, other = start("locked", workflow_id="w2"), start("locked", workflow_id="w3", order="1003")
+    sweeping.sweep()
+    second.refresh_from_db()
+    other.refresh_from_db()
+    assert (second.state, second.waiting_for) == (RunState.PENDING, "lock: held by run w1")
+    assert other.state == RunState.SUCCEEDED
+    press(first, "cancel")  # an unknown operation keeps the lock
+    sweeping.sweep()
+    clock.advance(120)
+    sweeping.sweep()
+    second.refresh_from_db()
+    assert second.state == RunState.PENDING
+    sagas.sees(found("r-9", order="1002", amount=4200))
+    settle(clock)
+    second.refresh_from_db()
+    assert second.state == RunState.SUCCEEDED
+
+
+def test_a_run_stops_for_a_person_when_it_has_spent_what_it_may(sagas: Any, clock: Any) -> None:
+    sagas.answers(replace(applied("r-1"), cost=100))
+    run = start("capped")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.escalation_reason == "run_spend_cap"
+    assert list(states()) == ["reserve"]
+
+
+def test_branches_do_not_wait_for_each_other(sagas: Any, clock: Any) -> None:
+    sagas.answers(LOST)
+    start("apart")
+    sweeping.sweep()
+    assert sorted(states().values()) == [State.AMBIGUOUS, State.SUCCEEDED]
+    assert "ship" not in states()
+
+
+# Single operations
+
+
+def test_one_effect_of_an_ended_run_is_reversed_by_itself_once(sagas: Any, clock: Any) -> None:
+    run = start("saga")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.SUCCEEDED
+    charge = Operation.objects.get(step="charge")
+    sagas.sees(found(charge.provider_operation_id, order="1002", amount=4200))
+    assert press(charge, "compensate").verdict == "done"
+    undo = Operation.objects.get(undo_of=charge)
+    assert (undo.state, undo.step) == (State.SUCCEEDED, "undo:charge")
+    assert press(charge, "compensate").verdict == "refused"
+    assert sagas.effects.count(undo.key) == 1
+
+
+def test_what_the_provider_does_not_show_any_more_is_not_reversed(sagas: Any, clock: Any) -> None:
+    start("saga")
+    settle(clock)
+    sagas.sees(absent())
+    charge = Operation.objects.get(step="charge")
+    assert press(charge, "compensate").verdict == "refused"
+    assert not Operation.objects.filter(undo_of=charge).exists()
+
+
+def test_a_step_that_failed_for_good_after_the_pivot_goes_on_as_a_new_intent(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), applied("s-1"), REFUSED)
+    run = start("saga")
+    settle(clock)
+    told = Operation.objects.get(step="tell")
+    assert press(told, "new_intent").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.SUCCEEDED
+    versions = Operation.objects.filter(step="tell").order_by("intent_version")
+    assert [(o.intent_version, o.state) for o in versions] == [(1, "failed_terminal"), (2, "succeeded")]
+    assert len({o.key for o in versions}) == 2
+
+
+# Declarations
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (flows.flow("w"), "it has no steps"),
+        (flows.flow("w", flows.SHIP, flows.SHIP), "names must be unique"),
+        (flows.flow("w", flows.SHIP, flows.reversible("x", kind=flows.StepKind.PIVOT)), "more than one step is"),
+        (flows.flow("w", flows.reversible("a", after=("b",)), flows.reversible("b")), "not declared before it"),
+        (flows.flow("w", flows.Step(name="a", provider="clerk", action="keyed", request=flows.order), flows.SHIP),
+         "give it an undo"),
+        (flows.flow("w", flows.reversible("a", cannot_undo="no"), flows.SHIP), "one of both is wrong"),
+        (flows.flow("w", flows.Step(name="a", provider="x", action="y", request=flows.order)), "no configured"),
+    ],
+)  # fmt: skip
+def test_a_fault_in_a_declaration_is_found_at_start(sagas: Any, broken: Workflow, said: str) -> None:
+    assert any(said in problem for problem in problems(broken, checks._repeat_of))
+
+
+def test_a_broken_declaration_is_a_system_check_error(sagas: Any) -> None:
+    with override_settings(AFTERCALL_WORKFLOWS=["tests.saga_workflows.NOWHERE"]):
+        registry.forget()
+        (error,) = checks.declarations(None)
+        assert error.id == "reconciliation.E001"
+    registry.forget()
+    assert [error for error in checks.declarations(None) if error.id != "reconciliation.E002"] == []
+
+
+def _allowed(run: Run) -> list[tuple[str, bool]]:
+    fresh = Run.objects.get(pk=run.pk)
+    return [(preview.action, preview.allowed) for preview in actions.previews(fresh, actor=OLGA)]

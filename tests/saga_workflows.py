@@ -1,0 +1,69 @@
+"""Workflows of the saga tests: reserve, charge and ship; a decision; branches; a lock; caps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, PositiveInt
+
+from reconciliation.policy import RetryPolicy
+from reconciliation.providers.base import Json
+from reconciliation.workflows import Choice, Facts, Step, StepKind, Undo, Workflow
+
+PATIENT = RetryPolicy(attempts=3, intervals=(1.0, 2.0), jitter=0.0)
+PROPOSALS: list[Any] = []  # what the model proposes next; a test fills it
+ASKED: list[Facts] = []
+
+
+class Plan(BaseModel):
+    """What the model must propose."""
+
+    amount: PositiveInt
+    secret: str = "none"
+
+
+def propose(facts: Facts) -> Any:
+    ASKED.append(facts)
+    return PROPOSALS.pop(0)
+
+
+def order(facts: Facts) -> Json:
+    return {"order": facts.input["order"], "amount": 4200, "currency": "USD"}
+
+
+def undone(facts: Facts, result: Json) -> Json:
+    return {**order(facts), "id": result["id"]}
+
+
+def reversible(name: str, **parts: Any) -> Step:
+    undo = Undo(action="keyed", request=undone, retry=PATIENT, after=parts.pop("undo_after", None))
+    return Step(name=name, provider="clerk", action="keyed", request=order, undo=undo, retry=PATIENT, **parts)
+
+
+def flow(name: str, *steps: Step | Choice, **parts: Any) -> Workflow:
+    return Workflow(name=name, business_object=lambda claim: str(claim["order"]), steps=steps, **parts)
+
+
+SHIP = Step(name="ship", provider="clerk", action="keyed", request=order, kind=StepKind.PIVOT, retry=PATIENT)
+TELL = Step(name="tell", provider="clerk", action="keyed", request=order, kind=StepKind.RETRYABLE, retry=PATIENT)
+SAGA = flow("saga", reversible("reserve"), reversible("charge"), SHIP, TELL)
+APART = flow(
+    "apart",
+    reversible("reserve", undo_after=()),
+    reversible("charge", after=(), undo_after=()),
+    Step(name="ship", provider="clerk", action="keyed", request=order, after=("reserve", "charge"),
+         kind=StepKind.PIVOT, retry=PATIENT),
+)  # fmt: skip
+LASTING = flow(
+    "lasting",
+    Step(name="stamp", provider="clerk", action="keyed", request=order, cannot_undo="a stamp stays", retry=PATIENT),
+    SHIP,
+)
+DECIDED = flow(
+    "decided",
+    Choice(name="plan", choose=propose, schema=Plan, shown=("amount",), proposals=2),
+    Step(name="pay", provider="clerk", action="keyed", kind=StepKind.PIVOT,
+         request=lambda facts: {**order(facts), "amount": facts.results["plan"]["amount"]}),
+)  # fmt: skip
+LOCKED = flow("locked", SHIP, lock=lambda claim: f"order:{claim['order']}")
+CAPPED = flow("capped", reversible("reserve"), SHIP, max_spend=100)
