@@ -393,6 +393,12 @@ def _looking(operation: Operation, entries: list[JournalEntry]) -> str:
     return f"Looked up once: {verdict}." if count == 1 else f"Looked up {count} times, the last time: {verdict}."
 
 
+_WHY_REFUSED = {
+    "in_progress": "in progress; nothing was sent again",
+    "wait": "it waits, and may not be sent yet",
+}
+
+
 def observed(entry: JournalEntry) -> tuple[str, str]:
     """A journal entry as (glyph, sentence)."""
     data = facts(entry)
@@ -418,6 +424,11 @@ def observed(entry: JournalEntry) -> tuple[str, str]:
             verdict = FINDINGS.get(str(data.get("verdict", "")), str(data.get("verdict", "")))
             effect = data.get("provider_operation_id")
             return "○", f"Look-up{f' {source}' if source else ''}: {verdict}{f' ({effect})' if effect else ''}.{tail}"
+        case "delivery_refused":
+            return (
+                "✕",
+                f"A delivery was refused{_by(entry)}: {_WHY_REFUSED.get(str(data.get('disposition')), 'not now')}.",
+            )
         case "late_report":
             return "⧗", f"A late report came for attempt{number} and is kept.{tail}"
         case "heartbeat_refused":
