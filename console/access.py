@@ -25,6 +25,7 @@ _ACT = {
     Permission.RESUME,
     Permission.CANCEL,
     Permission.COMPENSATE,
+    Permission.SCHEDULE,
 }
 _ROLES: dict[str, frozenset[Permission]] = {
     Role.VIEWER: frozenset(_VIEW),

@@ -177,6 +177,20 @@ def queue_without_pool() -> list[CheckMessage]:
     return []
 
 
+@rule
+def waiting_times() -> list[CheckMessage]:
+    """A lease or a grace of nothing would protect nothing, and nobody would notice."""
+    return [
+        Error(
+            f"{name} is {getattr(settings, name):g} s, which would protect nothing.",
+            hint=f"Leave {name} out, or set it above 0.",
+            id="aftercall.E022",
+        )
+        for name in ("AFTERCALL_LEASE_MARGIN", "AFTERCALL_TAKE_AGAIN", "AFTERCALL_SCHEDULE_GRACE")
+        if not getattr(settings, name) > 0
+    ]
+
+
 def longest_delivery(cluster: Mapping[str, Any]) -> int:
     """Seconds from fetching a task until it must be over: the clock of `retry` starts at the fetch, and up to
     `queue_limit` tasks, and one that the pusher holds, are served by `workers` before it."""

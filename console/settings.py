@@ -58,7 +58,8 @@ AFTERCALL_ABSENCE_SPACING = _seconds("AFTERCALL_ABSENCE_SPACING", 30)  # between
 AFTERCALL_RETENTION_MARGIN = _seconds("AFTERCALL_RETENTION_MARGIN", 600)  # taken off a provider's key retention
 AFTERCALL_TAKE_AGAIN = _seconds("AFTERCALL_TAKE_AGAIN", 60)  # due work comes back if whoever took it is lost
 AFTERCALL_SWEEP_BATCH = 50
-AFTERCALL_AUDIT_HEADS = ["reconciliation.transition.audit_heads"]
+AFTERCALL_SCHEDULE_GRACE = _seconds("AFTERCALL_SCHEDULE_GRACE", 15)  # a start that is no later counts as on time
+AFTERCALL_AUDIT_HEADS = ["reconciliation.transition.audit_heads", "reconciliation.schedules.audit_heads"]
 
 _secrets = secrets.load(AFTERCALL_VAR / "secrets.json", environ=os.environ)
 SECRET_KEY = _secrets.secret_key

@@ -22,6 +22,7 @@ class Permission(StrEnum):
     COMPENSATE = "compensate"
     APPROVE = "approve"
     SEND_AGAIN = "send_again"
+    SCHEDULE = "schedule"
     VIEW_AUDIT = "view_audit"
     EXPORT_AUDIT = "export_audit"
     VIEW_HEALTH = "view_health"

@@ -12,6 +12,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 
+from .occurrences import JobKind, Missed, Overlap, SlotState
 from .providers.base import Json
 from .sealing import join
 from .states import APPROVAL_OPEN, RUN_TERMINAL, ApprovalState, Basis, Kind, RunState, State, Subject
@@ -413,6 +414,104 @@ class Chosen(models.Model):
     def value(self) -> Json:
         """What was chosen, whole. Never to be shown."""
         return join(self.value_shown, self.value_sealed)
+
+
+class Job(models.Model):
+    """A schedule: when a workflow is to run, and what is done about starts that were missed or overlap.
+
+    Written by schedules.py alone. Its runs are found by its name and their scheduled time.
+    """
+
+    tenant = models.CharField(max_length=64)
+    name = models.CharField(max_length=80)  # never changes: it is part of each run's id
+    kind = models.CharField(max_length=12)
+    expression = models.CharField(max_length=120)
+    zone = models.CharField(max_length=64)
+    anchor = models.DateTimeField()  # intervals are counted from here
+    workflow = models.CharField(max_length=200)
+    input_shown = models.TextField(default="{}")
+    input_sealed = models.TextField(default="")
+    missed = models.CharField(max_length=16)
+    repeats_accepted = models.BooleanField(default=False)  # a person accepted "run all" for actions without a key
+    max_catch_up = models.DurationField(null=True)  # older missed starts are never run
+    overlap = models.CharField(max_length=16)
+    start_deadline = models.DurationField(null=True)  # a start later than this is not made
+    max_run_time = models.DurationField(null=True)  # a run that takes longer waits for a person
+    enabled = models.BooleanField(default=True)
+    next_at = models.DateTimeField(null=True)  # the first occurrence that is not decided yet
+    problem = models.CharField(max_length=64, default="")  # why its starts are not being made
+    version = models.IntegerField(default=1)  # rises with every edit; every edit compares it
+    zone_data = models.CharField(max_length=16)  # IANA version with which next_at was worked out
+    changed_by = models.CharField(max_length=120)  # for whom its runs act
+    created_at = models.DateTimeField()
+    updated_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "name"], name="job_name"),
+            _choices_check("kind", JobKind, "job_kind_known"),
+            _choices_check("missed", Missed, "job_missed_known"),
+            _choices_check("overlap", Overlap, "job_overlap_known"),
+            # A job that is off expects nothing.
+            models.CheckConstraint(condition=Q(enabled=True) | Q(next_at__isnull=True), name="job_off_is_not_due"),
+        ]
+        indexes = [models.Index(fields=["next_at"], condition=Q(next_at__isnull=False), name="job_due")]
+
+    @property
+    def subject(self) -> str:
+        """What the audit log knows this job by."""
+        return f"job:{self.pk}"
+
+    @property
+    def input(self) -> Json:
+        """What its runs are started with, whole. Never to be shown."""
+        return join(self.input_shown, self.input_sealed)
+
+
+class Slot(models.Model):
+    """One expected run of a job and what became of it; or a range of them, in one row."""
+
+    job = models.ForeignKey(Job, on_delete=models.PROTECT, related_name="slots", db_index=False)
+    scheduled_for = models.DateTimeField()
+    local = models.CharField(max_length=120)  # the wall time that was planned, and its zone
+    shifted = models.BooleanField(default=False)  # that wall time does not exist: the first instant after the gap
+    manual = models.BooleanField(default=False)  # a new intent of a person: no occurrence of the schedule
+    state = models.CharField(max_length=16)
+    reason_code = models.CharField(max_length=64, default="")
+    count = models.BigIntegerField(default=1)
+    until = models.DateTimeField(null=True)  # the last of a range
+    run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="slots", db_index=False)
+    behind = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="+", db_index=False)
+    window_start = models.DateTimeField()  # the occurrence before this one
+    open = models.BooleanField(default=False)  # its run may still go on
+    created_at = models.DateTimeField()
+    updated_at = models.DateTimeField()
+    started_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            # However many beats there are: one slot an instant, and one a local time, so that a repeated hour runs a
+            # daily job once. Where the instant decides, the text carries the offset.
+            models.UniqueConstraint(fields=["job", "scheduled_for"], name="slot_once"),
+            models.UniqueConstraint(fields=["job", "local"], name="slot_local_once"),
+            _choices_check("state", SlotState, "slot_state_known"),
+            # Started means that there is a run, and nothing else has one.
+            models.CheckConstraint(
+                condition=Q(state=SlotState.STARTED, run__isnull=False)
+                | (~Q(state=SlotState.STARTED) & Q(run__isnull=True)),
+                name="slot_started_has_run",
+            ),
+            models.CheckConstraint(condition=Q(count__gte=1), name="slot_counts"),
+        ]
+        indexes = [
+            models.Index(
+                fields=["job", "scheduled_for"],
+                condition=Q(state__in=[SlotState.DUE, SlotState.QUEUED, SlotState.CATCHING_UP]),
+                name="slot_waiting",
+            ),
+            models.Index(fields=["job"], condition=Q(open=True), name="slot_open"),
+            models.Index(fields=["run"], condition=Q(run__isnull=False), name="slot_run"),
+        ]
 
 
 class AllowedMove(models.Model):

@@ -39,6 +39,8 @@ READ_ONLY = (
 )
 # Bookkeeping that decides nothing.
 WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken")
+# Schedules have one writer of their own, schedules.py, which audits; nothing of them is ever deleted.
+SCHEDULES = ("reconciliation_job", "reconciliation_slot")
 
 
 def install(connection: Any) -> None:
@@ -75,6 +77,8 @@ def _rights(cursor: Any, role: str) -> None:
         cursor.execute(f"GRANT SELECT ON {table} TO {role}")
     for table in WRITABLE:
         cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role}")
+    for table in SCHEDULES:
+        cursor.execute(f"GRANT SELECT, INSERT, UPDATE ON {table} TO {role}")
 
 
 def _moves(cursor: Any) -> None:

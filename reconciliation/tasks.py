@@ -9,7 +9,7 @@ from django.db import connections
 from django_q.models import OrmQ
 from django_q.tasks import async_task
 
-from . import spool, sweeping, transition, workers
+from . import schedules, spool, sweeping, transition, workers
 from .models import Approval, Operation, Run, Tick
 
 ROUNDS = 20  # a drain ends by itself well before the queue would take it for lost; the beat asks again
@@ -39,6 +39,7 @@ def beat_once() -> None:
     workers.me("beat")
     workers.seen()
     workers.bury_dead()
+    schedules.tick()
     if (_anything_due() or _long_quiet()) and OrmQ.objects.count() < settings.Q_CLUSTER["workers"]:
         wake()
     tick("beat", by=workers.me(), handled=0)

@@ -176,3 +176,14 @@ def use(settings, tmp_path, **environ):
     settings.DATABASES = {"default": read.app, "owner": read.owner}
     settings.AFTERCALL_DATABASE_PROBLEM = read.problem
     settings.AFTERCALL_DATABASE_EMBEDDED = read.embedded
+
+
+@pytest.mark.case("E7")
+@pytest.mark.parametrize("name", ["AFTERCALL_SCHEDULE_GRACE", "AFTERCALL_LEASE_MARGIN", "AFTERCALL_TAKE_AGAIN"])
+def test_a_waiting_time_of_nothing_protects_nothing_and_is_refused(settings, name):
+    assert checks.waiting_times() == []
+    for value in (0, -1):
+        setattr(settings, name, value)
+        (problem,) = checks.waiting_times()
+        assert problem.id == "aftercall.E022"
+        assert name in problem.msg

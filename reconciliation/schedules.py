@@ -1,0 +1,540 @@
+"""Schedules: the one writer of jobs and their slots. Every expected run becomes a row that says what became of it.
+
+`tick()` decides what is due and starts it. Any number of beats may call it: a job is worked on under its row's lock,
+and the database has one slot an instant and one a local time. A slot is recorded first and its run is started after;
+whoever dies in between leaves a slot that the next beat starts, under the id that follows from job and scheduled time.
+People's presses are in jobs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import F, Q
+
+from audit import log as audit
+from audit.verify import Head
+
+from . import keyless, occurrences, registry, runs, transition
+from .actors import Actor
+from .keys import InvalidField
+from .models import Job, Run, Slot
+from .occurrences import Missed as MissedPolicy
+from .occurrences import NotASchedule, Occurrence, Overlap, Plan, SlotState
+from .providers.base import Json
+from .scrub import fault
+from .states import RUN_TERMINAL
+from .transition import TransitionRefused
+
+log = structlog.get_logger(__name__)
+
+BEAT = Actor(id="system:schedule", kind="system")
+AT_ONCE = 10  # starts of one job in one transaction; what is left waits for the next beat
+SECOND = timedelta(seconds=1)
+
+
+def plan_of(job: Job) -> Plan:
+    """The times of a job. Raises NotASchedule where its zone is not in the zone data here."""
+    return occurrences.plan(kind=job.kind, expression=job.expression, zone=job.zone, anchor=job.anchor)
+
+
+def run_id(job: Job, scheduled_for: datetime) -> str:
+    """The id of the run for a scheduled time: whoever starts it, and however often, it is one run."""
+    return f"{job.name}@{scheduled_for.astimezone(UTC).isoformat()}"
+
+
+def grace() -> timedelta:
+    """A start that is no later than this is on time: beats come every second, deployments take longer."""
+    return timedelta(seconds=float(settings.AFTERCALL_SCHEDULE_GRACE))
+
+
+# The beat's duty
+
+
+def tick(*, limit: int = 50) -> int:
+    """Decide and start what is due, for up to `limit` jobs. Returns how many jobs were looked at."""
+    now = transition.database_now()
+    close_ended()
+    jobs = due(now, limit=limit)
+    for pk in jobs:
+        for duty in (_decide_job, _start_job):
+            _guarded(duty, pk)
+    _mark_too_long(now)
+    _recompute_times(now)
+    return len(jobs)
+
+
+def due(now: datetime, *, limit: int = 50) -> list[int]:
+    """Jobs with an occurrence that is not decided yet, or a slot that is not started yet."""
+    by_time = Job.objects.filter(next_at__lte=now).order_by("next_at").values_list("pk", flat=True)
+    waiting = Q(state__in=[SlotState.DUE, SlotState.QUEUED, SlotState.CATCHING_UP])
+    by_slot = Slot.objects.filter(waiting).order_by("scheduled_for").values_list("job_id", flat=True)
+    return list(dict.fromkeys([*by_time[:limit], *by_slot[: limit * AT_ONCE]]))[:limit]
+
+
+def _guarded(duty: Any, pk: int) -> None:
+    """One broken job must not stop the others; that it is broken is shown on its page."""
+    try:
+        with transaction.atomic():
+            job = Job.objects.select_for_update(skip_locked=True).filter(pk=pk).first()
+            if job is not None:
+                duty(job)
+    except NotASchedule:
+        _problem(pk, "zone_unknown")
+    except registry.Unregistered:
+        _problem(pk, "no_handler")
+    except Exception as error:
+        log.error("schedule_failed", job=pk, **fault(error))
+
+
+def _problem(pk: int, code: str) -> None:
+    Job.objects.filter(pk=pk).exclude(problem=code).update(problem=code)
+
+
+# Deciding: which occurrences are due, and what becomes of each
+
+
+def _decide_job(job: Job) -> None:
+    decide(job, transition.database_now())
+
+
+def decide(job: Job, now: datetime) -> None:
+    """Bring a locked job up to `now`: a slot or a range for each occurrence that is due. Bounded work a call."""
+    if not job.enabled or job.next_at is None or job.next_at > now:
+        return
+    plan = plan_of(job)
+    _too_old(job, plan, now)
+    if not _missed(job, plan, now):
+        _on_time(job, plan, now)
+    _save(job, "next_at")
+
+
+def _missed(job: Job, plan: Plan, now: datetime) -> bool:
+    """Deal with starts that nobody was there to make. True where what follows waits its turn behind them."""
+    if job.next_at is None or job.next_at > now - grace():
+        return False
+    policy = _missed_policy(job)
+    _MISSED[MissedPolicy(policy)](job, plan, now)
+    return policy == MissedPolicy.RUN_ALL
+
+
+def _missed_policy(job: Job) -> str:
+    """A workflow that got an action without a key since the job was saved is not run for every missed start."""
+    if job.missed == MissedPolicy.RUN_ALL and not job.repeats_accepted and keyless.steps(job.workflow):
+        return MissedPolicy.LATEST_ONLY
+    return job.missed
+
+
+def _too_old(job: Job, plan: Plan, now: datetime) -> None:
+    limits = [(job.max_catch_up, "too_old_to_catch_up"), (job.start_deadline, "start_deadline_passed")]
+    for length, reason in sorted(((limit, code) for limit, code in limits if limit is not None), reverse=True):
+        edge = now - length
+        if job.next_at is not None and job.next_at < edge:
+            last = plan.latest(edge - timedelta(microseconds=1))
+            state = SlotState.TOO_OLD if reason == "too_old_to_catch_up" else SlotState.TOO_LATE
+            _pass(job, plan, last, state, reason)
+
+
+def _skip_missed(job: Job, plan: Plan, now: datetime) -> None:
+    _pass(job, plan, plan.latest(now - grace()), SlotState.MISSED, "missed_skipped")
+
+
+def _ask_missed(job: Job, plan: Plan, now: datetime) -> None:
+    _pass(job, plan, plan.latest(now - grace()), SlotState.ASKED, "missed_asked")
+
+
+def _latest_missed(job: Job, plan: Plan, now: datetime) -> None:
+    latest = plan.latest(now)
+    if latest is None:
+        return
+    _pass(job, plan, plan.latest(latest.at - SECOND), SlotState.MISSED, "missed_superseded")
+    _place(job, plan, latest)
+
+
+def _run_all_missed(job: Job, plan: Plan, now: datetime) -> None:
+    """In order, a few at a time; without `allow` each waits for the one before it, so that none is skipped."""
+    for _ in range(AT_ONCE):
+        if job.next_at is None or job.next_at > now or (job.overlap != Overlap.ALLOW and _busy(job)):
+            return
+        _place(job, plan, _at(plan, job.next_at))
+
+
+_MISSED = {
+    MissedPolicy.SKIP: _skip_missed,
+    MissedPolicy.ASK: _ask_missed,
+    MissedPolicy.LATEST_ONLY: _latest_missed,
+    MissedPolicy.RUN_ALL: _run_all_missed,
+}
+
+
+def _on_time(job: Job, plan: Plan, now: datetime) -> None:
+    while job.next_at is not None and now - grace() < job.next_at <= now:
+        _place(job, plan, _at(plan, job.next_at))
+
+
+def _at(plan: Plan, moment: datetime) -> Occurrence:
+    found = plan.latest(moment)
+    if found is None or found.at != moment:  # the zone data changed under it: the time itself was promised
+        return Occurrence(at=moment, local=moment.astimezone(UTC).isoformat())
+    return found
+
+
+def _forward(job: Job, plan: Plan, decided: datetime) -> None:
+    following = plan.after(decided)
+    job.next_at = following.at if following else None
+    if following is not None:
+        _lost_to_gap(job, plan, decided, following.at)
+
+
+def _lost_to_gap(job: Job, plan: Plan, first: datetime, last: datetime) -> None:
+    for lost in plan.lost(first, last):
+        occurrence = Occurrence(at=lost.at, local=lost.local)
+        _insert(job, occurrence, window_start=first, state=SlotState.SKIPPED_GAP, reason_code="gap_of_clock_change",
+                count=lost.count)  # fmt: skip
+
+
+def _pass(job: Job, plan: Plan, last: Occurrence | None, state: str, reason: str) -> None:
+    """Record the occurrences from next_at to `last` as one row, and go on behind them."""
+    if last is None or job.next_at is None or last.at < job.next_at:
+        return
+    known = set(Slot.objects.filter(job=job, scheduled_for__range=(job.next_at, last.at), manual=False)
+                .exclude(state=SlotState.SKIPPED_GAP).values_list("scheduled_for", flat=True)[:AT_ONCE])  # fmt: skip
+    first: Occurrence | None = _at(plan, job.next_at)
+    while first is not None and first.at in known:  # a person ran it before its time
+        first = plan.after(first.at)
+    if first is not None and first.at <= last.at:
+        count = plan.count(first.at, last.at) - sum(first.at <= at <= last.at for at in known)
+        until = last.at if count > 1 else None
+        _insert(job, first, window_start=_before(plan, first.at), state=state, reason_code=reason, count=count,
+                until=until)  # fmt: skip
+    _forward(job, plan, last.at)
+
+
+def _place(job: Job, plan: Plan, occurrence: Occurrence) -> None:
+    """The slot of one occurrence that is to run now, by the overlap policy."""
+    state, reason, behind = _by_overlap(job)
+    _insert(job, occurrence, window_start=_before(plan, occurrence.at), state=state, reason_code=reason, behind=behind)
+    _forward(job, plan, occurrence.at)
+
+
+def _before(plan: Plan, moment: datetime) -> datetime:
+    earlier = plan.latest(moment - SECOND)
+    return earlier.at if earlier else moment
+
+
+def _by_overlap(job: Job) -> tuple[str, str, Run | None]:
+    behind = _active(job).first()
+    if job.overlap in (Overlap.ALLOW, Overlap.CANCEL_PREVIOUS) or not _busy(job):
+        return SlotState.DUE, "", behind if job.overlap == Overlap.CANCEL_PREVIOUS else None
+    if job.overlap == Overlap.QUEUE_ONE and not Slot.objects.filter(job=job, state=SlotState.QUEUED).exists():
+        return SlotState.QUEUED, "waits_for_previous", behind
+    queued = job.overlap == Overlap.QUEUE_ONE
+    return SlotState.SKIPPED_OVERLAP, "one_waits_already" if queued else "previous_still_runs", behind
+
+
+def _busy(job: Job) -> bool:
+    return _active(job).exists() or Slot.objects.filter(job=job, state=SlotState.DUE).exists()
+
+
+def _active(job: Job) -> Any:
+    """Runs of the job that have not ended, oldest first."""
+    return Run.objects.filter(slots__job=job, slots__open=True).exclude(state__in=RUN_TERMINAL).order_by("pk")
+
+
+def _insert(job: Job, occurrence: Occurrence, **columns: Any) -> Slot | None:
+    """One row, once; what is not to be started is a decision and goes into the audit log."""
+    now = transition.database_now()
+    row = Slot(job=job, scheduled_for=occurrence.at, local=occurrence.local, shifted=occurrence.shifted,
+               created_at=now, updated_at=now, **columns)  # fmt: skip
+    if not _inserted(row):
+        if Slot.objects.filter(job=job, scheduled_for=occurrence.at).exists():
+            return None
+        # Other zone data puts the same local time to another instant; it has had its run.
+        row = Slot(job=job, scheduled_for=occurrence.at, local=f"{occurrence.local} again", created_at=now,
+                   updated_at=now, state=SlotState.SKIPPED_REPEAT, reason_code="local_time_ran_already",
+                   window_start=columns["window_start"])  # fmt: skip
+        if not _inserted(row):
+            return None
+    if row.state not in (SlotState.DUE, SlotState.QUEUED):
+        record(job, row, actor=BEAT)
+    return row
+
+
+def _inserted(slot: Slot) -> bool:
+    try:
+        with transaction.atomic():
+            slot.save(force_insert=True)
+    except IntegrityError as error:
+        if "slot_once" in str(error) or "slot_local_once" in str(error):
+            return False
+        raise
+    return True
+
+
+# Starting
+
+
+def _start_job(job: Job) -> None:
+    """Start the slots of a locked job that wait, in the order of their times."""
+    _peel(job)
+    waiting = Slot.objects.filter(job=job, state__in=[SlotState.DUE, SlotState.QUEUED]).order_by("scheduled_for")
+    for slot in waiting[:AT_ONCE]:
+        if slot.state == SlotState.QUEUED and _busy(job):
+            _late_for_good(job, slot)
+            continue
+        if not _late_for_good(job, slot) and _out_of_the_way(job, slot):
+            start(job, slot)
+
+
+def _late_for_good(job: Job, slot: Slot) -> bool:
+    if job.start_deadline is None or slot.manual or slot.reason_code in ("filled_by_hand", "caught_up"):
+        return False
+    if transition.database_now() - slot.scheduled_for <= job.start_deadline:
+        return False
+    _settle(slot, state=SlotState.TOO_LATE, reason_code="start_deadline_passed")
+    record(job, slot, actor=BEAT)
+    return True
+
+
+def _out_of_the_way(job: Job, slot: Slot) -> bool:
+    """Cancel the runs before it, where the job says so. False while one of them cannot be cancelled."""
+    if job.overlap != Overlap.CANCEL_PREVIOUS:
+        return True
+    for run in _active(job):
+        if not _cancelled(run, because=f"{run_id(job, slot.scheduled_for)} is due"):
+            _settle(slot, reason_code="previous_not_cancelled", behind=run)
+            return False
+    return True
+
+
+def _cancelled(run: Run, *, because: str) -> bool:
+    try:
+        with transaction.atomic():
+            runs.cancel(run.pk, actor=BEAT, version=run.version, reason=because)
+    except TransitionRefused as refusal:  # held or just moved: tried again at the next beat
+        log.info("previous_not_cancelled", run=run.pk, verdict=refusal.verdict)
+        return False
+    return True
+
+
+def start(job: Job, slot: Slot, *, actor: Actor = BEAT) -> None:
+    """Start the run of a slot, in the caller's transaction. A refused run is said so on the slot."""
+    name = f"{job.name}@hand:{_text(slot.scheduled_for)}" if slot.manual else run_id(job, slot.scheduled_for)
+    try:
+        with transaction.atomic():
+            run = runs.start(job.workflow, tenant=job.tenant, workflow_id=name, input=input_of(job, slot),
+                             actor=actor, on_behalf_of=job.changed_by)  # fmt: skip
+    except (InvalidField, runs.RunMismatch) as refused:
+        log.warning("slot_not_started", job=job.pk, slot=slot.pk, **fault(refused))
+        _settle(slot, state=SlotState.NOT_STARTED, reason_code="run_refused")
+        record(job, slot, actor=actor)
+        return
+    now = transition.database_now()
+    _settle(slot, state=SlotState.STARTED, run=run, started_at=now, open=run.state not in RUN_TERMINAL,
+            reason_code=slot.reason_code if slot.reason_code in _KEPT else _punctual(slot, now))  # fmt: skip
+    if job.problem:
+        Job.objects.filter(pk=job.pk).update(problem="")
+
+
+_KEPT = ("filled_by_hand", "started_by_hand", "caught_up", "waits_for_previous")
+
+
+def _punctual(slot: Slot, now: datetime) -> str:
+    return "on_time" if now - slot.scheduled_for <= grace() else "late"
+
+
+def input_of(job: Job, slot: Slot) -> Json:
+    """What the run is started with: the job's own input, and the time that it stands for."""
+    return {
+        **job.input,
+        "scheduled_for": slot.scheduled_for.astimezone(UTC).isoformat(),
+        "window_start": slot.window_start.astimezone(UTC).isoformat(),
+        "window_end": slot.scheduled_for.astimezone(UTC).isoformat(),
+    }
+
+
+def _peel(job: Job) -> None:
+    """Take the next starts out of the ranges that a person wants run whole."""
+    for held in Slot.objects.filter(job=job, state=SlotState.CATCHING_UP).order_by("scheduled_for")[:1]:
+        for _ in range(AT_ONCE):
+            if (job.overlap != Overlap.ALLOW and _busy(job)) or not take_first(job, held):
+                return
+
+
+def take_first(job: Job, held: Slot) -> bool:
+    """Give the first occurrence of a range a slot of its own that is due. False when that was the last."""
+    plan = plan_of(job)
+    following = plan.after(held.scheduled_for)
+    if held.count <= 1 or following is None:
+        _settle(held, state=SlotState.DUE, reason_code="caught_up", count=1, until=None)
+        return False
+    first = Occurrence(at=held.scheduled_for, local=held.local, shifted=held.shifted)
+    left = held.count - 1
+    until = held.until if left > 1 else None
+    window = held.window_start
+    _settle(held, scheduled_for=following.at, local=following.local, shifted=following.shifted, count=left,
+            until=until, window_start=first.at)  # fmt: skip
+    _insert(job, first, window_start=window, state=SlotState.DUE, reason_code="caught_up")
+    return True
+
+
+def take_latest(job: Job, held: Slot, *, reason: str) -> Slot:
+    """Give the last occurrence of a range (or the row itself) a slot of its own that is due."""
+    if held.count == 1 or held.until is None:
+        _settle(held, state=SlotState.DUE, reason_code=reason, behind=None)
+        return held
+    plan = plan_of(job)
+    latest, before = _at(plan, held.until), _before(plan, held.until)
+    _settle(held, count=held.count - 1, until=before if held.count > 2 else None)
+    slot = _insert(job, latest, window_start=before, state=SlotState.DUE, reason_code=reason)
+    return slot or Slot.objects.get(job=job, scheduled_for=latest.at)
+
+
+def by_hand(job: Job, now: datetime) -> Slot:
+    """A slot for a new intent of a person, beside the schedule."""
+    latest = Slot.objects.filter(job=job, manual=False, scheduled_for__lte=now).order_by("-scheduled_for").first()
+    occurrence = Occurrence(at=now, local=f"by hand {_text(now)}")
+    slot = _insert(job, occurrence, window_start=latest.scheduled_for if latest else now, manual=True,
+                   state=SlotState.DUE, reason_code="started_by_hand")  # fmt: skip
+    assert slot is not None, "the database's clock gives each press a microsecond of its own"
+    return slot
+
+
+def ahead_of_time(job: Job) -> Slot:
+    """The slot of the next occurrence, before its time; at its time there is nothing left to start."""
+    assert job.next_at is not None
+    plan = plan_of(job)
+    occurrence = _at(plan, job.next_at)
+    window = _before(plan, occurrence.at)
+    slot = _insert(job, occurrence, window_start=window, state=SlotState.DUE, reason_code="filled_by_hand")
+    _forward(job, plan, occurrence.at)
+    _save(job, "next_at")
+    return slot or Slot.objects.get(job=job, scheduled_for=occurrence.at)
+
+
+def settle_asked(job: Job, asked: Slot, *, run_all: bool, actor: Actor, reason: str) -> None:
+    """Write down a person's answer about missed starts."""
+    if run_all:
+        _settle(asked, state=SlotState.CATCHING_UP, reason_code="answered_run_all")
+    else:
+        _settle(asked, state=SlotState.MISSED, reason_code="answered_skip")
+    record(job, asked, actor=actor, reason=reason)
+
+
+# What else the beat sees to
+
+
+def close_ended() -> None:
+    """Forget that a run may still go on, once it has ended."""
+    Slot.objects.filter(open=True, run__state__in=RUN_TERMINAL).update(open=False)
+
+
+def _mark_too_long(now: datetime) -> None:
+    """A run beyond its maximum time is not cancelled, for that may leave half of it done: a person is called."""
+    late = Slot.objects.filter(open=True, started_at__lt=now - F("job__max_run_time"), run__escalated_at__isnull=True)
+    for slot in late.exclude(run__state__in=RUN_TERMINAL).select_related("run")[:50]:
+        assert slot.run is not None
+        try:
+            transition.transition(
+                slot.run.subject,
+                to=None,
+                version=slot.run.version,
+                patch={"escalation_reason": "max_run_time"},
+                after={"escalated_at": 0},
+                guard=["not_held"],
+                fact=BEAT.fact("max_run_time"),
+            )
+        except TransitionRefused as refusal:  # a holder is at work: looked at again at the next beat
+            log.info("run_held_beyond_its_time", run=slot.run.pk, verdict=refusal.verdict)
+
+
+def _recompute_times(now: datetime) -> None:
+    """New zone data may move what is still to come. Older data than a job has seen changes nothing."""
+    for pk in Job.objects.filter(zone_data__lt=occurrences.ZONE_DATA).values_list("pk", flat=True)[:50]:
+        _guarded(_recompute, pk)
+
+
+def _recompute(job: Job) -> None:
+    now, old = transition.database_now(), job.next_at
+    if old is not None and old <= now:
+        return  # what is due is decided first
+    if old is not None:
+        following = plan_of(job).after(now)
+        job.next_at = following.at if following else None
+    seen, job.zone_data = job.zone_data, occurrences.ZONE_DATA
+    _save(job, "next_at", "zone_data")
+    fact = BEAT.fact("zone_data_changed", zone_data=[seen, job.zone_data], next_at=[_text(old), _text(job.next_at)])
+    audit.append(subject=job.subject, tenant=job.tenant, event="recomputed", fact=fact)
+
+
+def pass_over(job: Job, *, until: datetime, reason: str) -> None:
+    """Record every occurrence up to `until` as missed, without a run: for a locked job whose past is not known."""
+    if job.enabled and job.next_at is not None and job.next_at <= until:
+        plan = plan_of(job)
+        _pass(job, plan, plan.latest(until), SlotState.MISSED, reason)
+        _save(job, "next_at")
+
+
+# Writing
+
+
+def _save(job: Job, *columns: str) -> None:
+    job.updated_at = transition.database_now()
+    job.save(update_fields=[*columns, "updated_at"])
+
+
+def _settle(slot: Slot, **columns: Any) -> None:
+    for name, value in columns.items():
+        setattr(slot, name, value)
+    slot.updated_at = transition.database_now()
+    slot.save(update_fields=[*columns, "updated_at"])
+
+
+def record(job: Job, slot: Slot, *, actor: Actor, reason: str = "") -> None:
+    """Put into the audit log what became of a slot."""
+    fact = actor.fact(slot.reason_code, reason=reason, scheduled_for=_text(slot.scheduled_for), state=str(slot.state),
+                      count=slot.count, until=_text(slot.until), behind=slot.behind_id)  # fmt: skip
+    audit.append(subject=job.subject, tenant=job.tenant, event="slot", fact=fact)
+
+
+def write(job: Job, *, actor: Actor, code: str, reason: str, before: Json | None) -> None:
+    """Save an edit of a locked job as its next version, with what it was and what it is in the audit log."""
+    now = transition.database_now()
+    job.updated_at, job.changed_by, job.zone_data, job.problem = now, actor.id, occurrences.ZONE_DATA, ""
+    if before is None:
+        job.created_at = now
+        job.save(force_insert=True)
+    else:
+        job.version += 1
+        job.save()
+    audit.append(
+        subject=job.subject,
+        tenant=job.tenant,
+        event="transition",
+        from_state=None if before is None else ("on" if before["enabled"] else "off"),
+        to_state="on" if job.enabled else "off",
+        version=job.version,
+        fact=actor.fact(code, reason=reason, before=before, after=told(job)),
+    )
+
+
+def told(job: Job) -> Json:
+    """A job as the audit log tells it: no input, only that there is one."""
+    lengths = {name: str(getattr(job, name) or "") for name in ("max_catch_up", "start_deadline", "max_run_time")}
+    names = ("kind", "expression", "zone", "workflow", "missed", "repeats_accepted", "overlap", "enabled")
+    return {**{name: getattr(job, name) for name in names}, **lengths, "next_at": _text(job.next_at)}
+
+
+def audit_heads() -> Iterator[Head]:
+    """Where each job stands, for the proof that no audit row is missing."""
+    for pk, version, enabled in Job.objects.values_list("pk", "version", "enabled").iterator(chunk_size=2000):
+        yield Head(f"job:{pk}", version, "on" if enabled else "off")
+
+
+def _text(moment: datetime | None) -> str | None:
+    return moment.astimezone(UTC).isoformat() if moment else None
