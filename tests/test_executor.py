@@ -468,7 +468,7 @@ def test_a_settlement_that_the_database_refuses_for_another_reason_ends_in_evide
     def broken(claim, judged):
         from dataclasses import replace
 
-        return really(claim, replace(judged, patch={**judged.patch, "basis": "no such basis"}))
+        return really(claim, replace(judged, patch={**judged.patch, "basis": "no basis"}))
 
     clerk.answers(LOST)
     monkeypatch.setattr(executor, "_write_settlement", broken)

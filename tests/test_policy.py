@@ -27,7 +27,9 @@ TABLE = {
 @pytest.mark.parametrize("error_class", TABLE)
 @pytest.mark.parametrize("column", range(len(COLUMNS)), ids=COLUMNS)
 def test_the_decision_is_the_cell_of_the_table(error_class, column):
-    assert decide(ErrorClass(error_class), ActionSpec(repeat=COLUMNS[column])) == TABLE[error_class][column]
+    repeat = COLUMNS[column]
+    spec = ActionSpec(repeat=repeat, absence_is_proof=repeat is Repeat.LOOKUP)
+    assert decide(ErrorClass(error_class), spec) == TABLE[error_class][column]
 
 
 def test_the_table_has_no_holes():

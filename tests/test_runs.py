@@ -339,6 +339,20 @@ def test_a_step_is_claimed_only_under_the_generation_that_holds_its_run(versions
     assert perform(order(held=lease), actor=AGENT).state is State.SUCCEEDED
 
 
+def test_a_step_is_tried_again_only_under_the_lease_that_holds_its_run(versions, clerk, clock):
+    clerk.answers(DOWN)
+    run = runs.advance(started().pk)
+    clock.advance(minutes=5)
+    for held in (None, Held(run_id=run.pk, generation=run.generation)):
+        with pytest.raises(transition.RunNotHeld):
+            executor.attempt_again(step("label"), actor=OLGA, held=held)
+    lease = hold(run)
+    with pytest.raises(transition.RunNotHeld):
+        executor.attempt_again(step("label"), actor=OLGA, held=Held(run_id=run.pk, generation=lease.generation - 1))
+    assert len(clerk.calls) == 1
+    assert executor.attempt_again(step("label"), actor=OLGA, held=lease).state is State.SUCCEEDED
+
+
 def test_a_heartbeat_of_a_lost_run_is_refused(versions, clock):
     run = started()
     lease = hold(run)
