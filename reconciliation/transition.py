@@ -256,7 +256,7 @@ def unmarked(row: Operation | Run) -> dict[str, Any]:
 
 def _with_mark(fact: Fact, patch: Mapping[str, Any], after: Mapping[str, float]) -> Fact:
     """Setting and clearing the mark is a decision too: it stands in the entry."""
-    if "escalated_at" in after:
+    if "escalated_at" in after or patch.get("escalated_at") is not None:
         return replace(fact, details={**fact.details, "mark": patch["escalation_reason"]})
     if "escalated_at" in patch and patch["escalated_at"] is None:
         return replace(fact, details={**fact.details, "mark": "cleared"})
