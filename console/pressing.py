@@ -93,7 +93,8 @@ def _refused(
 ) -> HttpResponse:
     """403 where the role does not reach, 422 where the case does not allow it."""
     facts: dict[str, Any] = {"back": back, "back_label": "Back to the case", "reason": pressed.reason}
-    status = 422 if any(pressed.action.startswith(permission) for permission in actor.permissions) else 403
+    every = actions.previews(subject, actor=actor)
+    status = 422 if any(each.permitted for each in every if each.action == pressed.action) else 403
     title = "Your role does not allow this" if status == 403 else "Not done"
     next = "The attempt is on record. Nothing else changed."
     return errors.page(request, status, title, answer.message, next, **facts)

@@ -63,6 +63,8 @@ class Preview:
     button: str  # "Retry"
     allowed: bool
     why: str  # allowed: what it will do; else: why not, and what would allow it
+    permission: Permission
+    permitted: bool  # whether this person's role reaches that far; else `why` says what it needs
     recommended: bool = False
     needs_reason: bool = False
     inputs: tuple[Input, ...] = ()
@@ -286,6 +288,8 @@ def _preview(action: _Action, view: Seen, actor: Actor) -> Preview:
         button=action.button,
         allowed=allowed,
         why=why,
+        permission=action.permission,
+        permitted=not not_permitted,
         needs_reason=action.needs_reason,
         inputs=action.asks(view) if action.asks else action.inputs,
         shortcut=action.shortcut,
