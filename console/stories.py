@@ -1,4 +1,4 @@
-"""The merged timeline of journal and audit, and a run's steps as its page draws them."""
+"""The merged timeline of journal and audit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from audit.models import Entry
-from console.ledger import spec_of
-from reconciliation import registry, wording
+from reconciliation import wording
 from reconciliation.models import JournalEntry, Operation, Run
-from reconciliation.states import State
-from reconciliation.workflows import StepKind
 
 SIZE = 40
 SAME = timedelta(milliseconds=50)  # journal and audit rows of one transaction
@@ -141,38 +138,3 @@ def _state(state: str | None, words: Mapping[str, wording.Label]) -> str:
     if state is None:
         return "none"
     return words[state].word if state in words else state.replace("_", " ")
-
-
-@dataclass(frozen=True)
-class StepView:
-    """One step of a run: declared, and with its operation where there is one."""
-
-    name: str
-    label: wording.Label
-    note: str
-    pivot: bool = False
-    operation: Operation | None = None
-    headline: str = ""
-
-
-def run_steps(run: Run) -> list[StepView]:
-    """The declared steps in their order, then operations that the declaration does not name (undos, old versions)."""
-    operations: dict[str, Operation] = {}
-    for operation in Operation.objects.filter(run=run).order_by("id"):
-        operations[operation.step] = operation  # the newest intent of a step counts
-    try:
-        declared = registry.workflow(run.workflow_type, run.workflow_version).steps
-    except registry.Unregistered:
-        declared = ()
-    views = [_step(step.name, operations.pop(step.name, None), step.kind is StepKind.PIVOT) for step in declared]
-    return views + [_step(name, operation, pivot=False) for name, operation in operations.items()]
-
-
-def _step(name: str, operation: Operation | None, pivot: bool) -> StepView:
-    if operation is None:
-        return StepView(name, wording.Label("", "not begun", "calm"), "not begun", pivot)
-    label = wording.state_label(operation.state, escalated=operation.escalated_at is not None)
-    note = operation.provider_operation_id or label.word
-    if operation.state not in (State.SUCCEEDED, State.READY):
-        note = f"{label.word}, attempt {operation.attempts}" if operation.attempts else label.word
-    return StepView(name, label, note, pivot, operation, wording.headline(operation, spec_of(operation)))

@@ -106,7 +106,7 @@ def _settle(progress: Progress, lease: Held) -> None:
     if not left:
         return leases.leave(run.subject, lease, to=RunState.COMPENSATED, reason_code="all_undone")
     undos = {step.name: progress.undo(step) for step in left}
-    stuck = [step for step in left if _stuck(step, undos[step.name])]
+    stuck = [step for step in left if is_stuck(step, undos[step.name])]
     moving = [undo for undo in undos.values() if undo is not None and _moves_by_itself(undo)]
     if stuck and not moving:
         return leases.stop(run, lease, step=told(stuck, left), reason="undo_incomplete", to=RunState.COMPENSATING)
@@ -123,7 +123,7 @@ def _settle(progress: Progress, lease: Held) -> None:
     )
 
 
-def _stuck(step: Step, undo: Operation | None) -> bool:
+def is_stuck(step: Step, undo: Operation | None) -> bool:
     """Nothing but a person moves it on: no undo is declared, it failed for good, or automation has stopped with it."""
     if step.undo is None:
         return True

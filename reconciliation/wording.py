@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from .judgement import absence_provable_at
 from .models import JournalEntry, Operation, Run
 from .providers.base import ActionSpec, Json, Repeat, Verdict
-from .states import TERMINAL, Basis, RunState, State
+from .states import RUN_TERMINAL, TERMINAL, Basis, RunState, State
 
 Clock = Callable[[datetime], str]  # how the reader writes a time
 
@@ -416,8 +416,15 @@ def _looking(operation: Operation, entries: list[JournalEntry]) -> str:
         return "It was not looked up yet." if operation.state == State.AMBIGUOUS else ""
     newest = max(findings, key=lambda entry: entry.pk)
     verdict = FINDINGS.get(str(facts(newest).get("verdict")), "no verdict")
-    count = max(operation.look_ups, len(findings))
-    return f"Looked up once: {verdict}." if count == 1 else f"Looked up {count} times, the last time: {verdict}."
+    if operation.look_ups == 0:
+        return f"Looked up earlier: {verdict}."
+    return f"Looked up {_times(operation)}{'' if operation.look_ups == 1 else ', the last time'}: {verdict}."
+
+
+def _times(operation: Operation) -> str:
+    """How often since its last attempt: the ledger counts anew with each, as what was seen before says less."""
+    often = "once" if operation.look_ups == 1 else f"{operation.look_ups} times"
+    return f"{often} since the last attempt" if operation.attempts > 1 else often
 
 
 _WHY_REFUSED = {
@@ -575,8 +582,7 @@ def _detail(operation: Operation, verdict: str, now: datetime) -> str:
     if operation.escalated_at and not (operation.look_ups and operation.escalation_reason == "no_conclusive_answer"):
         parts.append(reason(operation.escalation_reason))
     if operation.look_ups:
-        times = f"{operation.look_ups} look-up{'' if operation.look_ups == 1 else 's'}"
-        parts.append(f"{times}: {FINDINGS.get(verdict, 'no verdict')}")
+        parts.append(f"looked up {_times(operation)}: {FINDINGS.get(verdict, 'no verdict')}")
     if operation.not_before and operation.not_before > now and operation.state != State.AMBIGUOUS:
         parts.append(f"next attempt in {duration(operation.not_before - now)}")
     elif operation.due_at and operation.due_at > now and operation.state == State.AMBIGUOUS:
@@ -647,20 +653,59 @@ def run_lede(run: Run, operations: Iterable[Operation]) -> str:
     every = list(operations)
     unknown = [each.step for each in every if each.state == State.AMBIGUOUS]
     called = [each.step for each in every if each.escalated_at]
+    if run.state in RUN_TERMINAL:
+        return _ended(run, unknown)
     if run.escalated_at:
         return f"It cannot go on by itself: {reason(run.escalation_reason)}."
     if called:
         return f"It waits for a person to decide about {', '.join(called)}."
     if unknown:
         return f"It waits until the outcome of {', '.join(unknown)} is known."
+    if run.waiting_for.startswith(LOCK):
+        return (
+            f"It waits for {run.waiting_for.removeprefix(LOCK).replace('held by ', '')}, which works on the same thing."
+        )
     return {
         RunState.PENDING: f"It goes on when {run.waiting_for or 'it'} is due.",
         RunState.RUNNING: f"A worker holds it{f', at {run.waiting_for}' if run.waiting_for else ''}.",
         RunState.AWAITING_APPROVAL: "It waits for a person's consent.",
         RunState.UNCERTAIN: "A step's outcome was unknown; it goes on as soon as that is settled.",
-        RunState.COMPENSATING: "A step failed for good; what was applied is being undone.",
+        RunState.COMPENSATING: "What was applied is being undone.",
+    }.get(RunState(run.state), "")
+
+
+LOCK = "lock: "
+
+
+def _for_lock(run: Run) -> str:
+    return f"waits for {run.waiting_for.removeprefix(LOCK).replace('held by ', '')}, which works on the same thing"
+
+
+def _ended(run: Run, unknown: list[str]) -> str:
+    told = {
         RunState.SUCCEEDED: "Every step is verified.",
         RunState.FAILED: "A step failed and nothing is left to undo.",
         RunState.COMPENSATED: "Each applied step is undone, or a person waived its undo.",
-        RunState.CANCELLED: "A person stopped it.",
-    }.get(RunState(run.state), "")
+        RunState.CANCELLED: "A person stopped it; nothing more of it is sent.",
+    }[RunState(run.state)]
+    if not unknown:
+        return told
+    return f"{told} The outcome of {', '.join(unknown)} is unknown still, and is being looked up."
+
+
+def run_stands(run: Run, *, now: datetime) -> str:
+    """The same as one phrase for a list, from the run's own row."""
+    at = f" at {run.waiting_for}" if run.waiting_for else ""
+    if run.escalated_at:
+        return f"{reason(run.escalation_reason)}{f' ({run.waiting_for})' if run.waiting_for else ''}"
+    if run.state in RUN_TERMINAL or run.state == RunState.COMPENSATING:
+        named = f": {run.waiting_for}" if run.waiting_for else ""
+        return f"{reason(run.reason_code)}{named}" if run.reason_code else run_label(run.state).word
+    if run.waiting_for.startswith(LOCK):
+        return _for_lock(run)
+    if run.state == RunState.RUNNING:
+        return f"a worker holds it{at}"
+    if run.state in (RunState.UNCERTAIN, RunState.AWAITING_APPROVAL):
+        return f"{reason(run.reason_code)}{f': {run.waiting_for}' if run.waiting_for else ''}"
+    due = f", due in {duration(run.due_at - now)}" if run.due_at and run.due_at > now else ""
+    return f"waits{at}{due}"

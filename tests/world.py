@@ -84,7 +84,7 @@ class Server:
 
         The kinds are in `examples/order_desk/sandbox/faults.py`. Without an action a rule means calls that have an
         effect; `action="look_up"` means reads, `action="probe"` the control read. `seconds` for slow, `status` for
-        reject, `retry_after`, `change={...}` for what is recorded in place of what was asked.
+        reject (and `says`, its words), `retry_after`, `change={...}` for what is recorded in place of what was asked.
         """
         self.control("POST", "faults", {"fault": fault, "times": times, **rule})
 

@@ -87,6 +87,12 @@ def reason(code: str) -> str:
 
 
 @register.filter
+def state_word(state: str) -> str:
+    """The word of an operation's state."""
+    return wording.state_label(state).word
+
+
+@register.filter
 def error(code: str) -> str:
     """An error class in words."""
     return wording.error(code)

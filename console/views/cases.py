@@ -14,7 +14,8 @@ from django.views.decorators.http import require_POST, require_safe
 from console import access, live, pressing
 from console.ledger import spec_of
 from console.live import signed_in
-from console.stories import run_steps, story
+from console.sagas import run_steps
+from console.stories import story
 from console.templatetags.words import clock
 from reconciliation import sealing, wording
 from reconciliation.actions import Actor, Permission
@@ -60,6 +61,7 @@ def _facts(request: HttpRequest, operation: Operation, actor: Actor) -> dict[str
         "dispatch": wording.dispatch(operation, entries),
         "steps": run_steps(operation.run) if operation.run else [],
         "run_label": _run_label(operation),
+        "undos": list(operation.undos.order_by("id")),
         "evidence": _evidence(operation, spec, evidence),
         "deadlines": [_Deadline(each, now) for each in wording.deadlines(operation, spec)],
         "story": story_page,

@@ -6,14 +6,14 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from console import access, keyset, live, pressing
+from console import access, keyset, live, pressing, sagas
 from console.live import signed_in
-from console.stories import run_steps, story
+from console.stories import story
 from console.views.cases import moment_of
 from reconciliation import wording
 from reconciliation.actions import Actor, Permission
 from reconciliation.models import Run
-from reconciliation.states import RUN_TERMINAL, RunState
+from reconciliation.states import RunState
 from reconciliation.transition import database_now
 
 SIZE = 50
@@ -55,15 +55,17 @@ def act(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _facts(request: HttpRequest, run: Run, actor: Actor) -> dict[str, Any]:
-    steps = run_steps(run)
+    drawn, now = sagas.saga(run), database_now()
     may_read = Permission.VIEW_AUDIT in actor.permissions
     return {
         "run": run,
-        "now": database_now(),
+        "now": now,
         "label": wording.run_label(run.state, escalated=run.escalated_at is not None),
-        "steps": steps,
-        "lede": wording.run_lede(run, [step.operation for step in steps if step.operation]),
-        "ended": run.state in RUN_TERMINAL,
+        "word": wording.run_label(run.state),
+        "saga": drawn,
+        "told": sagas.told(run),
+        "limits": sagas.limits(run, now=now),
+        "lede": wording.run_lede(run, drawn.operations),
         "story": story(moment_of(request), run=run, with_audit=may_read),
         "may_read_audit": may_read,
         "panel": pressing.panel(run, actor=actor),

@@ -66,7 +66,7 @@ def check(rule: dict[str, Any]) -> str:
     """Why this rule cannot be taken, or an empty string."""
     if rule.get("fault") not in FAULTS:
         return f"unknown fault {rule.get('fault')!r}; known: {', '.join(sorted(FAULTS))}"
-    unknown = set(rule) - {*MATCHED, "fault", "times", "status", "seconds", "change", "retry_after", "answered"}
+    unknown = set(rule) - {*MATCHED, "fault", "times", "status", "seconds", "change", "retry_after", "answered", "says"}
     return f"unknown fields: {', '.join(sorted(unknown))}" if unknown else ""
 
 

@@ -190,7 +190,7 @@ class Handler(BaseHTTPRequestHandler):
         self, way: Create | Change, object_id: str, fields: dict[str, Any], key: str | None, fault: Fault, rule: Any
     ) -> Stored:
         """Commit the effect, together with the answer that is kept under the key."""
-        error = Stored(rule.get("status", fault.status), {"error": rule["fault"]}) if fault.stored else None
+        error = Stored(rule.get("status", fault.status), _error(rule)) if fault.stored else None
         if error and not fault.effect:
             if key:
                 self.server.store.store_error(key, error, epoch=self.epoch)
@@ -253,7 +253,7 @@ class Handler(BaseHTTPRequestHandler):
             headers["Location"] = "/elsewhere"
         if status in (502, 504):
             return self._send(status, b"<html><h1>Bad gateway</h1></html>", "text/html", headers)
-        return self._json(status, {"error": rule["fault"]}, headers)
+        return self._json(status, _error(rule), headers)
 
     def _echo(self) -> dict[str, Any]:
         sent = {"Authorization": self.headers.get("Authorization", ""), "Host": self.headers.get("Host", "")}
@@ -317,6 +317,11 @@ def _parsed(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def _error(rule: dict[str, Any]) -> dict[str, Any]:
+    """What a scripted refusal says: the name of its fault, or `says`."""
+    return {"error": rule.get("says", rule["fault"])}
 
 
 def _changed(fields: dict[str, Any], rule: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,482 @@
+"""A run as its pages draw it: stages of steps with their undos beside them, what is in the way, what became of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Sum
+
+from console.ledger import spec_of
+from reconciliation import registry, run_deeds, sealing, wording
+from reconciliation.compensation import is_stuck
+from reconciliation.models import Chosen, JournalEntry, Operation, Run
+from reconciliation.progress import UNDO, Progress
+from reconciliation.providers.base import Repeat
+from reconciliation.states import RUN_TERMINAL, RunState, State
+from reconciliation.wording import Label
+from reconciliation.workflows import Choice, Step, StepKind, Workflow
+
+NOT_BEGUN = Label("", "not begun", "calm")
+WAITS = (State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
+
+
+@dataclass(frozen=True)
+class UndoView:
+    """How a step is taken back: the operation that does so where there is one, else what stands in its place."""
+
+    label: Label
+    note: str
+    operation: Operation | None = None
+    never: bool = False  # nothing takes this back
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a choice step proposed: the version that counts, its shown fields, and what was refused or given up."""
+
+    version: int
+    at: datetime | None
+    shown: list[tuple[str, str]]
+    hidden: tuple[str, ...]
+    refused: list[Chosen]
+    given_up: list[int]
+
+
+@dataclass(frozen=True)
+class StepView:
+    """One step of a run: declared, and with its operation or decision where there is one."""
+
+    name: str
+    label: Label
+    note: str
+    pivot: bool = False
+    operation: Operation | None = None
+    headline: str = ""
+    after: tuple[str, ...] = ()  # told where it is not simply the step before it
+    undo: UndoView | None = None
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps that start side by side, since none of them needs another."""
+
+    steps: list[StepView]
+    last_way_back: bool = False  # the pivot is in it: after it the way is forward only
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """One thing that the run does not get past by itself, and who waits for it."""
+
+    text: str
+    waits: tuple[str, ...] = ()
+    operation: Operation | None = None
+    said: str = ""  # the provider's own words, scrubbed and cut
+    other: Run | None = None
+
+
+@dataclass(frozen=True)
+class Saga:
+    """Everything that a run's page draws of its steps."""
+
+    stages: list[Stage]
+    obstacles: list[Obstacle]
+    never: list[tuple[str, str]]  # (step, reason) of what nothing takes back
+
+    @property
+    def steps(self) -> list[StepView]:
+        return [step for stage in self.stages for step in stage.steps]
+
+    @property
+    def operations(self) -> list[Operation]:
+        """Forward ones and undos."""
+        found = [operation for step in self.steps for operation in (step.operation, step.undo and step.undo.operation)]
+        return [operation for operation in found if operation]
+
+
+def saga(run: Run) -> Saga:
+    """Read a run's steps, by its declaration, or by its operations alone where that is not configured here any more."""
+    try:
+        workflow = registry.workflow(run.workflow_type, run.workflow_version)
+    except registry.Unregistered:
+        return _undeclared(run)
+    progress = Progress.of(run, workflow)
+    decisions = _decisions(progress)
+    views = {step.name: _view(progress, step, decisions) for step in workflow.steps}
+    return Saga(
+        stages=_stages(workflow, views) + _strangers(progress),
+        obstacles=_obstacles(progress),
+        never=list(workflow.cannot_be_undone()),
+    )
+
+
+def run_steps(run: Run) -> list[StepView]:
+    """The steps in their order, for the small drawing beside a case."""
+    return saga(run).steps
+
+
+# Stages
+
+
+def _stages(workflow: Workflow, views: Mapping[str, StepView]) -> list[Stage]:
+    depth: dict[str, int] = {}
+    for step in workflow.steps:
+        depth[step.name] = 1 + max((depth[needed] for needed in workflow.needs(step)), default=-1)
+    pivot = workflow.pivot
+    return [
+        Stage(
+            [views[name] for name, at in depth.items() if at == level],
+            last_way_back=pivot is not None and depth[pivot.name] == level,
+        )
+        for level in sorted(set(depth.values()))
+    ]
+
+
+def _strangers(progress: Progress) -> list[Stage]:
+    """Operations of the run that its declaration does not name."""
+    known = {step.name for step in progress.workflow.steps}
+    known |= {UNDO + name for name in known}
+    left = [operation for name, operation in progress.operations.items() if name not in known]
+    return [Stage([_of_operation(operation)]) for operation in left]
+
+
+def _undeclared(run: Run) -> Saga:
+    newest = {o.step: o for o in Operation.objects.filter(run=run).order_by("intent_version", "id")}
+    steps = [o for o in newest.values() if not o.step.startswith(UNDO)]
+    views = [_of_operation(o, undo=newest.get(UNDO + o.step)) for o in sorted(steps, key=lambda o: o.pk)]
+    return Saga([Stage([view]) for view in views], [], [])
+
+
+# One step
+
+
+def _view(progress: Progress, step: Step | Choice, decisions: Mapping[str, Decision]) -> StepView:
+    after = _told_after(progress.workflow, step)
+    if isinstance(step, Choice):
+        return _choice(progress, step, decisions.get(step.name), after)
+    operation, pivot = progress.operations.get(step.name), step.kind is StepKind.PIVOT
+    undo = _undo(progress, step)
+    if operation is None:
+        return StepView(step.name, NOT_BEGUN, "not begun", pivot, after=after, undo=undo)
+    return _of_operation(operation, pivot=pivot, after=after, view=undo)
+
+
+def _of_operation(
+    operation: Operation,
+    *,
+    undo: Operation | None = None,
+    pivot: bool = False,
+    after: tuple[str, ...] = (),
+    view: UndoView | None = None,
+) -> StepView:
+    label = wording.state_label(operation.state, escalated=operation.escalated_at is not None)
+    headline = wording.headline(operation, spec_of(operation))
+    view = view or (_undo_operation(undo) if undo else None)
+    return StepView(operation.step, label, _note(operation, label), pivot, operation, headline, after, view)
+
+
+def _note(operation: Operation, label: Label) -> str:
+    if operation.state in (State.SUCCEEDED, State.READY):
+        return operation.provider_operation_id or label.word
+    return f"{label.word}, attempt {operation.attempts}" if operation.attempts else label.word
+
+
+def _told_after(workflow: Workflow, step: Step | Choice) -> tuple[str, ...]:
+    place = workflow.steps.index(step)
+    usual = (workflow.steps[place - 1].name,) if place else ()
+    needed = workflow.needs(step)
+    return () if needed == usual else needed or ("nothing",)
+
+
+# Its undo
+
+
+def _undo(progress: Progress, step: Step) -> UndoView:
+    undo, done = progress.undo(step), progress.operations.get(step.name)
+    if step.name in progress.run.waived:
+        return UndoView(Label("✓", "done by hand", "good"), "a person vouched for it", undo)
+    if undo is not None:
+        return _undo_operation(undo)
+    if _reads(step):
+        return UndoView(Label("", "", ""), "nothing to undo: it only reads")
+    if step.undo is None:
+        return UndoView(Label("", "", ""), f"cannot be undone: {step.cannot_undo or 'no undo is declared'}", never=True)
+    if progress.run.state in RUN_TERMINAL and (done is None or done.state == State.FAILED_TERMINAL):
+        return UndoView(Label("", "", ""), "nothing to undo")
+    waits = _undos_before(progress, step) if progress.run.state == RunState.COMPENSATING else ()
+    note = f"waits for the undo of {', '.join(waits)}" if waits else f"{step.undo.action}, not begun"
+    return UndoView(Label("", "", ""), note)
+
+
+def _undo_operation(undo: Operation) -> UndoView:
+    label = wording.state_label(undo.state, escalated=undo.escalated_at is not None)
+    code = undo.escalation_reason or undo.reason_code
+    plain = undo.state == State.SUCCEEDED and undo.escalated_at is None
+    return UndoView(label, undo.provider_operation_id if plain else wording.reason(code), undo)
+
+
+def _reads(step: Step) -> bool:
+    try:
+        return registry.spec(step.provider, step.action).repeat is Repeat.READ
+    except registry.Unregistered:
+        return False
+
+
+def _undos_before(progress: Progress, step: Step) -> tuple[str, ...]:
+    """Whose undo must be done before that of `step`, of those that are still to be done."""
+    left = {each.name for each in progress.to_undo()}
+    if step.name not in left:
+        return ()
+    needed = set(progress.workflow.undo_needs(step))
+    return tuple(each.name for each in progress.workflow.effects if each.name in needed & left)
+
+
+# Its decision
+
+
+def _choice(progress: Progress, step: Choice, decision: Decision | None, after: tuple[str, ...]) -> StepView:
+    if step.name in progress.chosen:
+        assert decision is not None
+        label = Label("✓", "decided", "good")
+        return StepView(step.name, label, f"version {decision.version}", after=after, decision=decision)
+    refused = len(decision.refused) if decision else 0
+    if not refused:
+        return StepView(step.name, NOT_BEGUN, "not decided", after=after, decision=decision)
+    label = Label("▲", "no valid proposal", "person") if progress.run.escalated_at else Label("↻", "refused", "wait")
+    times = f"{refused} proposal{'' if refused == 1 else 's'} refused"
+    return StepView(step.name, label, times, after=after, decision=decision)
+
+
+def _decisions(progress: Progress) -> dict[str, Decision]:
+    """Every choice step of which something is on record."""
+    names = [step.name for step in progress.workflow.steps if isinstance(step, Choice)]
+    if not names:
+        return {}
+    rows = list(Chosen.objects.filter(run_id=progress.run.pk, step__in=names).order_by("id"))
+    kept = {name: [row for row in rows if row.step == name] for name in names}
+    return {name: _decision(progress, name, mine) for name, mine in kept.items() if mine}
+
+
+def _decision(progress: Progress, name: str, rows: list[Chosen]) -> Decision:
+    counts = progress.chosen.get(name)
+    return Decision(
+        version=counts.version if counts else 0,
+        at=counts.at if counts else None,
+        shown=_shown(counts.value_shown) if counts else [],
+        hidden=_hidden(counts.value_sealed) if counts else (),
+        refused=[row for row in rows if not row.valid],
+        given_up=[row.version for row in rows if row.valid and row is not counts and row.pk != (counts and counts.pk)],
+    )
+
+
+def _shown(text: str) -> list[tuple[str, str]]:
+    value = json.loads(text or "{}")
+    return [(name, each if isinstance(each, str) else json.dumps(each)) for name, each in sorted(value.items())]
+
+
+def _hidden(token: str) -> tuple[str, ...]:
+    try:
+        return sealing.hidden_names(token)
+    except sealing.CannotOpen:
+        return ("(sealed under a key that is not configured)",)
+
+
+# What is in the way
+
+
+def _obstacles(progress: Progress) -> list[Obstacle]:
+    if progress.run.state in RUN_TERMINAL:
+        return []
+    if progress.run.state == RunState.COMPENSATING:
+        return _stuck_undos(progress)
+    return _stuck_steps(progress) + _lock_of_others(progress.run)
+
+
+def _stuck_undos(progress: Progress) -> list[Obstacle]:
+    found = []
+    for step in progress.to_undo():
+        undo = progress.undo(step)
+        waits = tuple(other.name for other in progress.to_undo() if step.name in _undos_behind(progress, other))
+        if is_stuck(step, undo):
+            why = _why(undo) if undo else step.cannot_undo or "no undo is declared"
+            found.append(Obstacle(f"The undo of {step.name} is stuck: {why}.", waits, undo, _said(undo)))
+        elif undo is not None and undo.state in (State.PENDING, State.AMBIGUOUS):
+            found.append(Obstacle(f"What became of the undo of {step.name} is being found out.", waits, undo))
+    return found
+
+
+def _undos_behind(progress: Progress, step: Step) -> set[str]:
+    """Whose undo must be done before that of `step`, also by way of others."""
+    return _closure(step.name, lambda name: _undos_before(progress, _effect(progress, name)))
+
+
+def _effect(progress: Progress, name: str) -> Step:
+    return next(step for step in progress.workflow.effects if step.name == name)
+
+
+def _closure(name: str, needs: Callable[[str], Iterable[str]]) -> set[str]:
+    found: set[str] = set()
+    open_ = list(needs(name))
+    while open_:
+        each = open_.pop()
+        if each not in found:
+            found.add(each)
+            open_ += needs(each)
+    return found
+
+
+def _stuck_steps(progress: Progress) -> list[Obstacle]:
+    found = []
+    for operation in progress.in_state(*(state for state in State if state != State.SUCCEEDED)):
+        text = _way_of(operation)
+        if text:
+            waits = _followers(progress, operation.step)
+            found.append(Obstacle(f"{operation.step} {text}", waits, operation, _said(operation)))
+    reason = progress.run.escalation_reason
+    at = progress.run.waiting_for
+    if reason and not any(each.operation and each.operation.step == at for each in found):
+        found.insert(0, Obstacle(_sentence(reason, at), _followers(progress, at) if at else ()))
+    return found
+
+
+def _sentence(code: str, at: str) -> str:
+    text = wording.sentence(code)
+    return f"{at}: {text[:1].lower()}{text[1:]}" if at else text
+
+
+def _way_of(operation: Operation) -> str:
+    """How a forward step is in the way, or nothing where it only takes its time."""
+    if operation.escalated_at is not None:
+        return f"is stuck: {wording.reason(operation.escalation_reason)}."
+    if operation.state == State.AMBIGUOUS:
+        return "is unknown, and is being looked up."
+    if operation.state in (State.FAILED_TERMINAL, State.TERMINATED):
+        return f"{wording.state_label(operation.state).word}: {_why(operation)}."
+    if operation.state == State.AWAITING_APPROVAL:
+        return "waits for a person's consent."
+    return ""
+
+
+def _why(operation: Operation) -> str:
+    return wording.reason(operation.escalation_reason or operation.reason_code)
+
+
+def _said(operation: Operation | None) -> str:
+    """What the provider answered where it refused, from the newest such entry."""
+    if operation is None or operation.state != State.FAILED_TERMINAL:
+        return ""
+    refusals = JournalEntry.objects.filter(operation=operation, kind="not_applied")
+    newest = refusals.order_by("-id").first()
+    return str(wording.facts(newest).get("excerpt") or "") if newest else ""
+
+
+def _followers(progress: Progress, name: str) -> tuple[str, ...]:
+    """Steps without a result that need `name`, directly or by way of others."""
+    workflow = progress.workflow
+    every = {step.name: step for step in workflow.steps}
+
+    def needs(each: str) -> Iterable[str]:
+        return workflow.needs(every[each])
+
+    return tuple(each for each in every if not progress.done(each) and name in _closure(each, needs))
+
+
+def _lock_of_others(run: Run) -> list[Obstacle]:
+    if not run.waiting_for.startswith(wording.LOCK):
+        return []
+    holder = Run.objects.filter(tenant=run.tenant, lock=run.lock, lock_held=True).first()
+    if holder is None or holder.pk == run.pk:
+        return []
+    return [Obstacle(f"It works on {run.lock}, which another run has to itself:", other=holder)]
+
+
+# What became of it
+
+
+@dataclass(frozen=True)
+class Told:
+    """The account of a run that did not simply go through."""
+
+    heading: str
+    standing: list[Operation]  # applied, and not undone
+    undone: list[Operation]
+    unknown: tuple[Operation, ...]
+    not_applied: tuple[Operation, ...]
+    never: list[tuple[str, str]]
+
+
+HEADINGS = {
+    RunState.CANCELLED: "Cancelled: what there is of it",
+    RunState.COMPENSATING: "Being undone: what there is of it",
+    RunState.COMPENSATED: "Undone: what there was of it",
+    RunState.FAILED: "Failed: nothing of it stands",
+}
+
+
+def told(run: Run) -> Told | None:
+    """None for a run that goes on by itself or went through."""
+    stopped = run.escalated_at is not None and run.state not in (*RUN_TERMINAL, RunState.COMPENSATING)
+    heading = "Stopped for a person: what there is of it" if stopped else HEADINGS.get(RunState(run.state))
+    if heading is None:
+        return None
+    account = run_deeds.account(run)
+    reversed_ = set(
+        Operation.objects.filter(run=run, undo_of__isnull=False, state=State.SUCCEEDED).values_list(
+            "undo_of", flat=True
+        )
+    )
+    undone = [o for o in account.applied if o.pk in reversed_ or o.step in run.waived]
+    gone = {o.step for o in undone}
+    return Told(
+        heading=heading,
+        standing=[o for o in account.applied if o not in undone],
+        undone=undone,
+        unknown=account.unknown,
+        not_applied=account.not_applied,
+        never=[pair for pair in account.cannot_be_undone if pair[0] not in gone],
+    )
+
+
+# Caps and lock
+
+
+def limits(run: Run, *, now: datetime) -> list[tuple[str, str]]:
+    """(name, text) of what the run as a whole may spend, as far as its declaration sets a cap."""
+    try:
+        workflow = registry.workflow(run.workflow_type, run.workflow_version)
+    except registry.Unregistered:
+        return []
+    rows = []
+    if workflow.max_elapsed is not None:
+        rows.append(("Time", _time_spent(run, workflow.max_elapsed, now)))
+    if workflow.max_spend is not None:
+        spent = Operation.objects.filter(run=run).aggregate(spent=Sum("cost_minor"))["spent"] or 0
+        rows.append(("Cost", f"{wording.money(spent, '')} of {wording.money(workflow.max_spend, '')}"))
+    if any(isinstance(step, Choice) for step in workflow.steps):
+        rows.append(("Decided anew", f"{run.replans} of {workflow.max_replans} times"))
+    return rows
+
+
+def _time_spent(run: Run, longest: timedelta, now: datetime) -> str:
+    spent = (run.settled_at or now) - run.created_at
+    text = f"{wording.duration(spent)} of {wording.duration(longest)}"
+    if run.settled_at:
+        return text
+    return f"{text}; over" if spent >= longest else f"{text}; stops in {wording.duration(longest - spent)}"
+
+
+def declared() -> list[tuple[Workflow, dict[str, Any]]]:
+    """Every workflow of this deployment in its newest version, with what people should know before they start it."""
+    newest: dict[str, Workflow] = {}
+    for (name, version), workflow in registry.workflows().items():
+        if name not in newest or newest[name].version < version:
+            newest[name] = workflow
+    return [
+        (each, {"pivot": each.pivot.name if each.pivot else "", "never": list(each.cannot_be_undone())})
+        for each in sorted(newest.values(), key=lambda each: each.name)
+    ]

@@ -1,0 +1,232 @@
+"""The page of a run: its steps forth and back, what is in the way, and what became of it."""
+
+import html
+import re
+
+import pytest
+
+from examples.order_desk.workflow import DAMAGED_ITEM
+from reconciliation import registry, runs, sweeping
+from reconciliation.actors import Actor
+from reconciliation.models import Operation, Run
+from reconciliation.providers.base import OutcomeUnknown, Rejected
+from tests import cast, run_shapes
+from tests.test_sagas import INPUT, settle
+
+AGENT = Actor(id="agent:desk-2", kind="agent")
+
+
+def text(response):
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", response.content.decode())))
+
+
+def part(response, beginning, end="</section>"):
+    """The text of one part of the page."""
+    found = response.content.decode().split(beginning, 1)[1].split(end, 1)[0]
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", found)))
+
+
+@pytest.fixture
+def ann(ledger_db):
+    return cast.client(cast.people()["op_ann"])
+
+
+@pytest.fixture
+def desk(ledger_db, world, settings):
+    settings.AFTERCALL_PROVIDERS = [f"examples.order_desk.providers.{n}" for n in ("pay", "carrier", "mail", "tickets")]
+    settings.AFTERCALL_WORKFLOWS = ["examples.order_desk.workflow.DAMAGED_ITEM"]
+    registry.forget()
+    yield world
+    registry.forget()
+
+
+@pytest.fixture
+def forked(clerk, settings):
+    settings.AFTERCALL_WORKFLOWS = ["tests.run_shapes.FORKED"]
+    registry.forget()
+    run_shapes.PROPOSALS.clear()
+    return clerk
+
+
+def claim(workflow_id="T-77"):
+    return runs.start("damaged_item", tenant="t_acme", workflow_id=workflow_id, input=INPUT, actor=AGENT)
+
+
+def trip(workflow_id="trip-1", order="1002"):
+    return runs.start("forked", tenant="t_acme", workflow_id=workflow_id, input={"order": order}, actor=AGENT)
+
+
+def stuck(desk, clock):
+    """A claim whose refund was refused and whose pickup is on the van already."""
+    desk.pay.fault("reject", order="1002", status=422)
+    desk.carrier.fault("reject", action="pickup.cancel", status=422, says="already on the van", times=9)
+    run = claim()
+    settle(clock)
+    return Run.objects.get(pk=run.pk)
+
+
+def saga_of(response):
+    return part(response, '<ol class="saga"', "</ol>").replace("How it is taken back: ", "")
+
+
+# Forth and back
+
+
+def test_a_run_that_has_not_begun_shows_its_steps_the_pivot_and_what_cannot_be_undone(ann, desk):
+    page = ann.get(f"/runs/{claim().pk}")
+    saga = saga_of(page)
+    assert "create_label not begun label.void, not begun" in saga
+    assert "issue_refund pivot not begun" in saga
+    assert "from here the way is forward only" in saga
+    assert saga.index("issue_refund") < saga.index("from here the way") < saga.index("send_email")
+    told = text(page)
+    assert "Cannot be undone once it is done:" in told
+    for name, why in DAMAGED_ITEM.cannot_be_undone():
+        assert f"{name} ({why})" in told
+
+
+def test_a_compensated_run_shows_each_undo_beside_its_step_and_what_was_undone(ann, desk, clock):
+    desk.pay.fault("reject", order="1002", status=422)
+    run = claim()
+    settle(clock)
+    page = ann.get(f"/runs/{run.pk}")
+    pickup = Operation.objects.get(step="undo:schedule_pickup")
+    assert re.search(rf'class="back">.*?href="/operations/{pickup.pk}">undo</a>', page.content.decode(), re.DOTALL)
+    account = part(page, 'id="account"')
+    assert "Undone: what there was of it" in account
+    assert "Applied nothing that still stands" in account
+    assert re.search(r"Applied, undone since create_label lb_\w+ schedule_pickup pu_\w+", account)
+    assert "Not applied issue_refund the provider found the request malformed" in account
+    assert "What is in the way" not in text(page)
+
+
+def test_a_stuck_undo_is_named_and_so_is_what_waits_for_it(ann, desk, clock):
+    run = stuck(desk, clock)
+    page = ann.get(f"/runs/{run.pk}")
+    block = part(page, "What is in the way")
+    assert "The undo of schedule_pickup is stuck: the provider found the request malformed." in block
+    assert "already on the van" in block
+    assert "create_label waits for it." in block
+    assert "create_label ✓ succeeded" in saga_of(page)
+    assert "waits for the undo of schedule_pickup" in saga_of(page)
+    assert "▲ escalated ↶ compensating" in text(page)
+    assert "Being undone: what there is of it" in part(page, 'id="account"')
+    assert "Resume the run" in text(page)
+
+
+def test_a_waived_undo_says_that_it_was_done_by_hand(ann, desk, clock):
+    run = stuck(desk, clock)
+    cast.run_stands(run, None, waived=["schedule_pickup"])
+    page = ann.get(f"/runs/{run.pk}")
+    assert "done by hand undo a person vouched for it" in saga_of(page)
+    assert "Applied, undone since schedule_pickup" in part(page, 'id="account"')
+
+
+def test_a_cancelled_run_says_what_is_unknown_and_does_not_claim_to_wait(ann, desk, clock):
+    desk.pay.fault("reset_after", order="1002")
+    desk.pay.fault("unavailable", action="look_up", times=99)
+    run = claim()
+    sweeping.sweep()
+    run.refresh_from_db()
+    runs.cancel(run.pk, actor=AGENT, version=run.version, reason="The customer called.")
+    page = ann.get(f"/runs/{run.pk}")
+    assert "A person stopped it; nothing more of it is sent. The outcome of issue_refund is unknown still" in text(page)
+    account = part(page, 'id="account"')
+    assert "Cancelled: what there is of it" in account
+    assert re.search(r"Applied create_label lb_\w+ schedule_pickup pu_\w+", account)
+    assert "Unknown issue_refund" in account
+    assert "Cannot be undone issue_refund" in account
+
+
+# Branches, decisions, caps and the lock
+
+
+def test_steps_that_need_each_other_not_are_drawn_side_by_side(ann, forked):
+    run = trip()
+    page = ann.get(f"/runs/{run.pk}")
+    beside = re.findall(r'class="step \w* ?beside".*?<b>(\w+)</b>', page.content.decode(), re.DOTALL)
+    assert beside == ["hotel", "flight"]
+    assert "after hotel, flight" in saga_of(page)
+
+
+def test_a_decision_shows_its_version_and_shown_fields_and_masks_the_others(ann, forked):
+    run_shapes.PROPOSALS[:] = [{"tier": 7}, {"tier": "gold", "card": "4242 4242"}]
+    run = runs.advance(trip().pk)
+    page = ann.get(f"/runs/{run.pk}")
+    saga = saga_of(page)
+    assert "plan decision ✓ decided" in saga
+    assert "Version 1, decided" in saga
+    assert "tier gold card •••• hidden" in saga
+    assert "1 proposal refused" in saga
+    assert "for version 1: tier: string_type; card: missing" in saga
+    assert "4242 4242" not in page.content.decode()
+    assert "cannot be undone: a note that was read stays read" in saga
+
+
+def test_a_run_without_a_valid_proposal_says_where_it_stands(ann, forked):
+    run_shapes.PROPOSALS[:] = [{"tier": 7}, {"tier": 8}]
+    run = runs.advance(trip().pk)
+    page = ann.get(f"/runs/{run.pk}")
+    block = part(page, "What is in the way")
+    assert "plan: no proposal of a decision was valid." in block
+    assert "hotel, flight, note, pay, mail wait for it." in block
+    assert "plan decision ▲ no valid proposal" in saga_of(page)
+    assert "Ask for a fresh decision" in text(page)
+
+
+def test_an_unknown_step_names_who_waits_for_it_and_who_does_not(ann, forked):
+    forked.answers(*[_unknown_at("hotel")] * 2)
+    run = runs.advance(trip().pk)
+    block = part(ann.get(f"/runs/{run.pk}"), "What is in the way")
+    assert "hotel is unknown, and is being looked up. note, pay, mail wait for it." in block
+
+
+def step_of(call):
+    return Operation.objects.get(key=call.key).step
+
+
+def _unknown_at(step):
+    from tests.scripted import applied
+
+    return lambda call: OutcomeUnknown("no answer") if step_of(call) == step else applied(call.key[:12])
+
+
+def test_caps_are_told_with_what_is_used_up(ann, forked):
+    run = runs.advance(trip().pk)
+    caps = part(ann.get(f"/runs/{run.pk}"), "Caps of the whole run")
+    assert "of 2 h 00 m" in caps
+    assert "Cost 0.00 of 5.00" in caps
+    assert "Decided anew 0 of 3 times" in caps
+
+
+def test_a_run_that_waits_for_a_lock_leads_to_the_run_that_holds_it(ann, forked):
+    forked.answers(*[_unknown_at("hotel")] * 2)
+    first = runs.advance(trip().pk)
+    second = runs.advance(trip("trip-2").pk)
+    page = ann.get(f"/runs/{second.pk}")
+    assert "It waits for run trip-1, which works on the same thing." in text(page)
+    assert f'href="/runs/{first.pk}">run trip-1</a>' in page.content.decode()
+    assert "order 1002 held by this run" in text(ann.get(f"/runs/{first.pk}"))
+
+
+def test_a_run_whose_workflow_is_not_configured_any_more_still_shows_its_operations(ann, forked, settings):
+    forked.answers(*[Rejected("no")] * 2)
+    run = runs.advance(trip().pk)
+    settings.AFTERCALL_WORKFLOWS = []
+    registry.forget()
+    page = ann.get(f"/runs/{run.pk}")
+    assert page.status_code == 200
+    assert "hotel" in saga_of(page)
+
+
+# From case to case
+
+
+def test_an_undo_and_what_it_undoes_lead_to_each_other(ann, desk, clock):
+    stuck(desk, clock)
+    pickup, undo = (Operation.objects.get(step=step) for step in ("schedule_pickup", "undo:schedule_pickup"))
+    there = ann.get(f"/operations/{undo.pk}").content.decode()
+    assert f'<dt>Undoes</dt><dd><a href="/operations/{pickup.pk}">schedule_pickup</a>' in there
+    assert 'aria-current="step"' in there
+    back = text(ann.get(f"/operations/{pickup.pk}"))
+    assert "Its undo carrier · pickup.cancel failed" in back
