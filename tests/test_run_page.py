@@ -11,7 +11,7 @@ from reconciliation.actors import Actor
 from reconciliation.models import Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected
 from tests import cast, run_shapes
-from tests.test_sagas import INPUT, settle
+from tests.test_sagas import CLAIM, settle
 
 AGENT = Actor(id="agent:desk-2", kind="agent")
 
@@ -49,7 +49,7 @@ def forked(clerk, settings):
 
 
 def claim(workflow_id="T-77"):
-    return runs.start("damaged_item", tenant="t_acme", workflow_id=workflow_id, input=INPUT, actor=AGENT)
+    return runs.start("damaged_item", tenant="t_acme", workflow_id=workflow_id, input=CLAIM, actor=AGENT)
 
 
 def trip(workflow_id="trip-1", order="1002"):
