@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Sum
+from django.db.models import Count, Exists, Min, OuterRef, QuerySet, Sum
 
 from console.ledger import spec_of
 from reconciliation import registry, run_deeds, sealing, wording
@@ -440,6 +440,26 @@ def told(run: Run) -> Told | None:
         not_applied=account.not_applied,
         never=[pair for pair in account.cannot_be_undone if pair[0] not in gone],
     )
+
+
+# Runs that stopped
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Runs with which automation has stopped although no operation of theirs is marked: no case would show them."""
+
+    rows: QuerySet[Run]
+    number: int
+    since: datetime | None
+
+
+def stopped(tenants: Sequence[str]) -> Stopped:
+    """Those of these tenants, by the index of marked runs."""
+    marked = Operation.objects.filter(run=OuterRef("pk"), escalated_at__isnull=False)
+    rows = Run.objects.filter(tenant__in=tenants, escalated_at__isnull=False).exclude(Exists(marked))
+    all_of_them = rows.aggregate(number=Count("id"), since=Min("escalated_at"))
+    return Stopped(rows, all_of_them["number"], all_of_them["since"])
 
 
 # Caps and lock

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from django.db.models import Q
 from django.urls import reverse
 
+from reconciliation import registry
 from reconciliation.models import Operation, Run
 
 MOST = 50
@@ -27,7 +28,7 @@ def find(text: str, *, tenants: Sequence[str]) -> Found:
     """Look for an operation's id, key, business object, workflow id or provider's id, and for a run's workflow id."""
     own = Operation.objects.of_tenants(tenants)
     operations = list(own.filter(_exact(text)).order_by("-id")[: MOST + 1])
-    runs = list(Run.objects.filter(tenant__in=tenants, workflow_id=text).order_by("-id")[:MOST])
+    runs = list(Run.objects.filter(run_called(text, tenants=tenants), tenant__in=tenants).order_by("-id")[:MOST])
     if len(operations) == 1 and not runs:
         return Found(operations, runs, only=reverse("case", args=[operations[0].pk]))
     if len(runs) == 1 and all(operation.run_id == runs[0].pk for operation in operations):
@@ -37,6 +38,20 @@ def find(text: str, *, tenants: Sequence[str]) -> Found:
         if len(operations) == 1:
             return Found(operations, runs, only=reverse("case", args=[operations[0].pk]))
     return Found(operations[:MOST], runs)
+
+
+def run_called(text: str, *, tenants: Sequence[str]) -> Q:
+    """A run by its workflow id or as "run 12". The unique index begins with the workflow's name; the run of one that is
+    not configured here any more is found through its operations."""
+    names = {name for name, _ in registry.workflows()}
+    of_operations = Operation.objects.filter(tenant__in=tenants, workflow_id=text, run__isnull=False)
+    wanted = Q(workflow_type__in=names, workflow_id=text) | Q(
+        pk__in=list(of_operations.values_list("run", flat=True)[:MOST])
+    )
+    number = text.lower().removeprefix("run").strip(" #")
+    if number != text and number.isdecimal() and number.isascii() and len(number) < 19:
+        wanted |= Q(pk=int(number))
+    return wanted
 
 
 def _exact(text: str) -> Q:

@@ -93,6 +93,12 @@ def state_word(state: str) -> str:
 
 
 @register.filter
+def run_word(state: str) -> str:
+    """The word of a run's state."""
+    return wording.run_label(state).word
+
+
+@register.filter
 def error(code: str) -> str:
     """An error class in words."""
     return wording.error(code)

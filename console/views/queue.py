@@ -14,7 +14,8 @@ from django.shortcuts import redirect
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from console import access, keyset, live, search
+from console import access, keyset, live, sagas, search
+from console.chips import Chip, worth_showing
 from console.ledger import spec_of
 from console.live import signed_in
 from reconciliation import registry, wording
@@ -80,10 +81,13 @@ def _listed(request: HttpRequest, own: Any, tenants: list[str]) -> dict[str, Any
     now = database_now()
     page = _page(request, _filtered(tab.rows(own), chosen, now=now), tab, now=now)
     rows = _rows(page.rows, now=now)
+    stopped = sagas.stopped(tenants)
     return {
         "tab": tab,
-        "tabs": [(each, _count(each.rows(own)) if each.name != "all" else "") for each in TABS],
-        "figures": _figures(own, now=now),
+        "tabs": [(each, _count(each, own, also=stopped)) for each in TABS],
+        "figures": _figures(own, now=now, stopped_since=stopped.since),
+        "stopped": _stopped(request, tab, chosen, stopped, now=now),
+        "now": now,
         "chips": _chips(page.rows, chosen, tenants),
         "chosen": chosen,
         "sort": request.GET.get("sort", "urgent"),
@@ -126,16 +130,38 @@ def _filtered(rows: Any, chosen: dict[str, str], *, now: datetime) -> Any:
     return rows
 
 
-def _count(rows: Any) -> str:
-    number = rows.order_by()[: MOST + 1].count()
+def _count(tab: Tab, own: Any, *, also: sagas.Stopped) -> str:
+    """How many a tab holds. Runs that stopped need a decision as well, whether or not an operation of theirs does."""
+    if tab.name == "all":
+        return ""
+    number = tab.rows(own).order_by()[: MOST + 1].count() + (also.number if tab.name == "decide" else 0)
     return f"{MOST}+" if number > MOST else str(number)
+
+
+RUNS_SHOWN = 5
+OF_RUNS = {"tenant": "tenant", "workflow": "workflow_type"}  # the filters that mean something for a run
+
+
+def _stopped(
+    request: HttpRequest, tab: Tab, chosen: dict[str, str], stopped: sagas.Stopped, *, now: datetime
+) -> dict[str, Any] | None:
+    """The runs that stand above the first page of what needs a decision. Filters of operations leave them out."""
+    paged = "after" in request.GET or "before" in request.GET
+    if tab.name != "decide" or paged or not stopped.number or set(chosen) - {*OF_RUNS, "mark"}:
+        return None
+    if chosen.get("mark", "escalated") != "escalated":
+        return None
+    rows = stopped.rows.filter(**{OF_RUNS[name]: value for name, value in chosen.items() if name in OF_RUNS})
+    found = list(rows.order_by("id")[: RUNS_SHOWN + 1])
+    shown = [(run, wording.run_stands(run, now=now)) for run in found[:RUNS_SHOWN]]
+    return {"rows": shown, "more": len(found) > RUNS_SHOWN} if shown else None
 
 
 def _midnight() -> datetime:
     return timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def _figures(own: Any, *, now: datetime) -> dict[str, Any]:
+def _figures(own: Any, *, now: datetime, stopped_since: datetime | None) -> dict[str, Any]:
     """What the strip says: money whose fate is unknown, the oldest open case, the first key to be forgotten."""
     unsure = own.filter(Q(state=State.AMBIGUOUS) | Q(escalated_at__isnull=False))
     money = unsure.filter(amount_minor__isnull=False, state=State.AMBIGUOUS).order_by()
@@ -144,21 +170,13 @@ def _figures(own: Any, *, now: datetime) -> dict[str, Any]:
         oldest=Min(Coalesce("first_sent_at", "created_at"), filter=Q(escalated_at__isnull=False)),
         first_key=Min("same_key_until", filter=Q(same_key_until__gt=now, state=State.AMBIGUOUS)),
     )
+    oldest = min(filter(None, (ends["oldest"], stopped_since)), default=None)
     at_risk = [wording.money(row["sum"], row["currency"]) for row in sums[:3]]
     return {
         "at_risk": at_risk,
-        "oldest": now - ends["oldest"] if ends["oldest"] else None,
+        "oldest": now - oldest if oldest else None,
         "first_key": ends["first_key"] - now if ends["first_key"] else None,
     }
-
-
-@dataclass(frozen=True)
-class Chip:
-    """One filter: its choices, and the one that holds."""
-
-    name: str
-    value: str
-    choices: list[tuple[str, str]]
 
 
 def _chips(rows: list[Operation], chosen: dict[str, str], tenants: list[str]) -> list[Chip]:
@@ -173,8 +191,7 @@ def _chips(rows: list[Operation], chosen: dict[str, str], tenants: list[str]) ->
     choices["tenant"] = [(slug, slug) for slug in tenants] if len(tenants) > 1 else []
     choices["mark"] = [("escalated", "escalated"), ("none", "not escalated")]
     choices["age"] = [(value, label) for value, (label, _) in AGES.items()]
-    chips = [Chip(name, chosen.get(name, ""), choices.get(name, [])) for name in FILTERS]
-    return [chip for chip in chips if chip.choices or chip.value]
+    return worth_showing([Chip(name, chosen.get(name, ""), choices.get(name, [])) for name in FILTERS])
 
 
 @dataclass(frozen=True)
