@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from examples.order_desk import feed
 from examples.order_desk.workflow import DAMAGED_ITEM
 from reconciliation import registry, runs, sweeping
 from reconciliation.actors import Actor
@@ -136,6 +137,16 @@ def test_a_cancelled_run_says_what_is_unknown_and_does_not_claim_to_wait(ann, de
     assert re.search(r"Applied create_label lb_\w+ schedule_pickup pu_\w+", account)
     assert "Unknown issue_refund" in account
     assert "Cannot be undone issue_refund" in account
+
+
+def test_the_example_has_a_claim_whose_way_back_is_blocked(ann, desk, clock):
+    claim = feed.Claim(15, "t_acme", 5900)
+    feed.pickup_on_the_van(claim)
+    run = runs.start("damaged_item", tenant="t_acme", workflow_id=claim.id, input=claim.input(), actor=AGENT)
+    settle(clock)
+    assert feed.pickup_on_the_van in [misfortune for _, misfortune in feed.FIRST_DAY]
+    assert "already on the van" in part(ann.get(f"/runs/{run.pk}"), "What is in the way")
+    assert "Runs that stopped" in text(ann.get("/"))
 
 
 # Branches, decisions, caps and the lock

@@ -147,6 +147,12 @@ def pickup_refused(claim: Claim) -> None:
     fault("carrier", "reject", action="pickup.schedule", order=claim.order, status=422)
 
 
+def pickup_on_the_van(claim: Claim) -> None:
+    """Pay refuses the refund, and what was made for it is taken back; but the driver has the parcel already."""
+    fault("pay", "reject", order=claim.order, status=402, says="the card was closed")
+    fault("carrier", "reject", key=claim.key("undo:schedule_pickup"), status=422, says="already on the van")
+
+
 def label_answer_halved(claim: Claim) -> None:
     """The label is made; half of the answer arrives."""
     fault("carrier", "half_answer", action="label.create", order=claim.order)
@@ -178,6 +184,7 @@ FIRST_DAY: tuple[tuple[int, Callable[[Claim], None]], ...] = (
     (9900, nothing),
     (4300, nothing),
     (22000, refund_answer_lost),
+    (5900, pickup_on_the_van),
 )
 QUIET: tuple[tuple[float, Callable[[Claim], None]], ...] = (
     (70, nothing),
@@ -189,6 +196,7 @@ QUIET: tuple[tuple[float, Callable[[Claim], None]], ...] = (
     (2, refund_answer_lost),
     (1, amount_differs),
     (1, pickup_refused),
+    (1, pickup_on_the_van),
 )
 
 
