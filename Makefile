@@ -11,7 +11,7 @@ PYTEST ?= $(BIN)/python -m pytest -n auto --maxprocesses 4
 RUN_STAMP := .venv/.aftercall-run-$(shell cksum < requirements.txt | cut -d' ' -f1)
 DEV_STAMP := .venv/.aftercall-dev-$(shell cat requirements.txt requirements-dev.txt | cksum | cut -d' ' -f1)
 
-.PHONY: help run test bench lint env dev-env browser lock clean
+.PHONY: help run test bench drill lint env dev-env browser lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -24,6 +24,9 @@ test: dev-env browser ## run the whole suite; ARGS="-k name" for a part
 
 bench: dev-env ## measure against plain psycopg, pgbench and DBOS
 	@exec $(BIN)/python -m benchmarks
+
+drill: dev-env ## break it everywhere and report; ARGS="--quick" for a sample
+	@exec $(BIN)/python -m drill $(ARGS)
 
 lint: dev-env ## ruff and mypy
 	$(BIN)/ruff check .

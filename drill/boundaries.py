@@ -1,0 +1,132 @@
+"""Where a worker can be stopped: before and after each write to the ledger, and around each call to the outside.
+
+Between two of these nothing outside the process changes, so a crash there is the same as a crash at one of them. The
+functions are wrapped here, in the drill's own process; nothing that is shipped knows of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from audit import log as audit_log
+from reconciliation import executor, policy, registry, settlement, transition
+
+READS = frozenset({"aftercall_now"})
+
+
+class Killed(BaseException):
+    """The worker is dead. No `except Exception` and no database write of its own comes after it."""
+
+
+@dataclass
+class Tape:
+    """What the workers of one case did to the outside, in order, and where they are to be disturbed."""
+
+    disturb: dict[int, Callable[[], None]] = field(default_factory=dict)
+    passed: list[str] = field(default_factory=list)
+    dead: bool = False
+
+    def boundary(self, name: str) -> None:
+        """Say where we are. A dead worker gets no further."""
+        if self.dead:
+            raise Killed
+        self.passed.append(name)
+        disturbance = self.disturb.pop(len(self.passed) - 1, None)
+        if disturbance is not None:
+            disturbance()
+
+    def kill(self) -> None:
+        """SIGKILL, as far as the outside can tell: from here on this worker does nothing any more."""
+        self.dead = True
+        raise Killed
+
+
+class Moved:
+    """Seconds by which the drill's clock runs ahead of the machine's."""
+
+    seconds = 0.0
+
+
+_tape: list[Tape] = []
+
+
+def current() -> Tape | None:
+    """The tape that runs."""
+    return _tape[-1] if _tape else None
+
+
+@contextmanager
+def recording(tape: Tape) -> Iterator[None]:
+    """Let `tape` hear of every boundary."""
+    _tape.append(tape)
+    try:
+        yield
+    finally:
+        _tape.pop()
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Wrap the ledger's one way to the database, the judgement of an answer, and the clock of send-by deadlines."""
+    kept = [(m, n, getattr(m, n)) for m, n in WRAPPED]
+    _around(transition, "_call", _named)
+    _around(audit_log, "append", lambda *_, **__: "audit entry alone")
+    _around(settlement, "judge", lambda *_, **__: "answer judged")
+    plain_clock = policy.boot_seconds
+    executor.boot_seconds = policy.boot_seconds = lambda: plain_clock() + Moved.seconds  # type: ignore[assignment]
+    transition.take_due = _told_of(transition.take_due)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module, name, plain in kept:
+            setattr(module, name, plain)
+
+
+WRAPPED: tuple[tuple[Any, str], ...] = (
+    (transition, "_call"), (transition, "take_due"), (audit_log, "append"), (settlement, "judge"),
+    (policy, "boot_seconds"), (executor, "boot_seconds"), (registry, "providers"),
+)  # fmt: skip
+
+
+def _told_of(take_due: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    def told(*args: Any, **named: Any) -> list[int]:
+        taken = take_due(*args, **named)
+        if taken:
+            _tell(f"due {args[0]}s taken")
+        return taken
+
+    return told
+
+
+def _named(statement: str, values: Any) -> str:
+    found = re.search(r"(\w+)\(", statement.replace("SELECT * FROM", ""))
+    name = found[1] if found else statement
+    if name in READS:
+        return ""
+    target = next((str(one) for one in values[3:4] if name.startswith("ledger_move")), "")
+    return f"{name} {target}".strip()
+
+
+def _around(module: Any, name: str, describe: Callable[..., str]) -> None:
+    plain = getattr(module, name)
+
+    def wrapped(*args: Any, **named: Any) -> Any:
+        what = describe(*args, **named)
+        if what:
+            _tell(f"before {what}")
+        answer = plain(*args, **named)
+        if what:
+            _tell(f"after {what}")
+        return answer
+
+    setattr(module, name, wrapped)
+
+
+def _tell(name: str) -> None:
+    tape = current()
+    if tape is not None:
+        tape.boundary(name)

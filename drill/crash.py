@@ -1,0 +1,249 @@
+"""The crash sweep: one run at a time, disturbed at chosen boundaries, until nothing is due; then the world is asked.
+
+A case is a flow (what is to happen), a fault of one provider call, and disturbances: a worker is killed, is frozen
+while others go on (and wakes up with what it knew), or a person cancels the run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from audit.models import Entry
+from drill import boundaries
+from drill.boundaries import Killed, Moved, Tape
+from drill.flows import PERSON, Flow, decide
+from drill.place import Place
+from drill.world import World, doubles
+from reconciliation import registry, runs, sweeping, transition, workers
+from reconciliation.actors import Actor
+from reconciliation.models import Approval, Operation, Run
+from reconciliation.providers.base import Json, Repeat
+from reconciliation.states import RUN_TERMINAL, RunState, State
+
+AGENT = Actor(id="agent:drill", kind="agent")
+ROUNDS = 80
+TABLES = [model._meta.db_table for model in (Operation, Run, Approval)]
+NEXT_DUE = f"SELECT least({', '.join(f'(SELECT min(due_at) FROM {table})' for table in TABLES)}), aftercall_now()"
+
+
+@dataclass(frozen=True)
+class Halt:
+    """One disturbance. `at` counts the boundaries that all workers of the case have passed."""
+
+    how: str  # kill | kill_unseen | freeze | cancel
+    at: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the sweep. `seed` decides the jitter of back-offs and nothing else."""
+
+    flow: str
+    fault: str
+    action: str
+    halts: tuple[Halt, ...] = ()
+    seed: int = 0
+
+
+@dataclass
+class Seen:
+    """What came of a case."""
+
+    case: Case
+    boundaries: list[str]
+    ended: str
+    effects: int
+    problems: list[str]
+
+    def told(self) -> dict[str, Any]:
+        """As the report keeps it."""
+        return {"case": asdict(self.case), "ended": self.ended, "problems": self.problems}
+
+
+class Stage:
+    """A ledger, doubles of the configured providers and a movable clock, for one case after the other."""
+
+    def __init__(self, place: Place, *, input: Json) -> None:
+        self.place, self.input = place, input
+        self.real = dict(registry.providers())
+        self.number = 0
+        self.world = World(now=self.now)
+        self.tape = Tape()
+        self._cast_doubles()
+
+    def now(self) -> Any:
+        return transition.database_now()
+
+    def advance(self, by: timedelta) -> None:
+        """Let time pass for the database, for send-by deadlines and for the world."""
+        self.place.advance(by)
+        Moved.seconds = self.place.shift.total_seconds()
+
+    def _cast_doubles(self) -> None:
+        cast = doubles(self.real, self.world, lambda name: self.tape.boundary(name))
+        for double in cast.values():
+            double.wait = self.advance  # type: ignore[method-assign]
+        registry.providers = lambda: cast  # type: ignore[assignment,return-value]
+
+    # One case
+
+    def play(self, case: Case, flow: Flow) -> Seen:
+        """Run one case to its rest, and say what is wrong with what is left."""
+        random.seed(case.seed)
+        self.number += 1
+        name = f"{self.place.name}-{self.number}"
+        self.world, self.tape = World(now=self.now, name=name), Tape()
+        self._cast_doubles()
+        for action, faults in flow.script.items():
+            self.world.at(action, *faults)
+        if case.action:
+            self.world.script.setdefault(case.action, []).insert(0, case.fault)
+        run = runs.start(flow.workflow, tenant="drill", workflow_id=name, input=self.input, actor=AGENT)
+        self.tape.disturb = {halt.at: self._disturbance(halt.how, run, flow) for halt in case.halts}
+        with boundaries.recording(self.tape):
+            problems = self._come_to_rest(run, flow)
+            if flow.then is not None and not problems:
+                self._as_worker(lambda: flow.then(Run.objects.get(pk=run.pk)))  # type: ignore[misc]
+                problems += self._come_to_rest(run, flow)
+        ended = Run.objects.get(pk=run.pk)
+        problems += list(self._problems(ended))
+        told = f"{ended.state}{', escalated' if ended.escalated_at else ''}"
+        return Seen(case, self.tape.passed, told, len(self.world.effects), problems)
+
+    def _disturbance(self, how: str, run: Run, flow: Flow) -> Callable[[], None]:
+        return {
+            "kill": lambda: self._die(seen=True),
+            "kill_unseen": lambda: self._die(seen=False),
+            "freeze": lambda: self._freeze(run, flow),
+            "cancel": lambda: self._cancel(run),
+        }[how]
+
+    def _die(self, *, seen: bool) -> None:
+        name = workers._known.get(workers.os.getpid())
+        if seen and name:  # another process of this machine can tell that the pid is gone
+            self.place.superuser.execute(
+                "UPDATE reconciliation_worker SET dead_at = aftercall_now() WHERE name = %s", [name]
+            )
+        self.tape.kill()
+
+    def _freeze(self, run: Run, flow: Flow) -> None:
+        """The worker sleeps, in the middle of whatever it does; others go on until nothing is due; it wakes up."""
+        mine = dict(workers._known)
+        workers._known.clear()
+        try:
+            self._come_to_rest(run, flow)
+        finally:
+            workers._known.clear()
+            workers._known.update(mine)
+
+    def _cancel(self, run: Run) -> None:
+        """A person cancels in another process, at this very moment; refused where the run has ended."""
+        was, self.tape.disturb = self.tape.disturb, {}
+        before = len(self.tape.passed)
+        try:
+            runs.cancel(run.pk, actor=PERSON, version=Run.objects.get(pk=run.pk).version, reason="drill")
+        except transition.TransitionRefused:
+            pass
+        finally:
+            del self.tape.passed[before:]
+            self.tape.disturb = was
+
+    def _as_worker(self, work: Callable[[], Any]) -> Any:
+        """Do it; a killed worker leaves what it left, and the next one has a name of its own."""
+        try:
+            return work()
+        except Killed:
+            self.tape.dead = False
+            workers._known.clear()
+            return 1
+        except transition.TransitionRefused:
+            return 0
+
+    def _come_to_rest(self, run: Run, flow: Flow) -> list[str]:
+        for _ in range(ROUNDS):
+            self._as_worker(sweeping.sweep)
+            if flow.decide and self._as_worker(lambda: decide(run, flow.decide)):
+                continue
+            due, now = self._next_due()
+            if due is None:
+                return []
+            if due > now:
+                self.advance(due - now + timedelta(milliseconds=1))
+        return [f"still due after {ROUNDS} sweeps: {Run.objects.get(pk=run.pk).state}"]
+
+    def _next_due(self) -> tuple[Any, Any]:
+        """When something is due next, and the time now."""
+        row = self.place.superuser.execute(NEXT_DUE).fetchone()
+        assert row is not None
+        return row[0], row[1]
+
+    # What must be true of it
+
+    def _problems(self, run: Run) -> Iterator[str]:
+        self.world.time_passes()
+        operations = list(Operation.objects.filter(run=run).order_by("id"))
+        for operation in operations:
+            yield from self._operation_problems(operation)
+        yield from self._run_problems(run, {o.step: o for o in operations})
+        approvals = list(Approval.objects.filter(operation__run=run))
+        yield from self._audit_problems([run, *operations, *approvals])
+        known = {operation.key for operation in operations}
+        for effect in self.world.effects:
+            if effect.key not in known:
+                yield f"{effect.action} happened and the ledger knows nothing of it"
+
+    def _operation_problems(self, operation: Operation) -> Iterator[str]:
+        effects, name = self.world.count(operation.key), f"{operation.step} ({operation.state})"
+        spec = self.real[operation.provider].actions[operation.action]
+        if effects > 1:
+            yield f"{name}: {effects} effects"
+        if operation.state in (State.PENDING, State.READY):
+            yield f"{name}: left so with nothing due"
+        if operation.state in (State.AMBIGUOUS, State.FAILED_RETRYABLE) and not operation.escalated_at:
+            yield f"{name}: nobody will look"
+        if (
+            operation.state in (State.FAILED_RETRYABLE, State.FAILED_TERMINAL)
+            and effects
+            and not operation.escalated_at
+        ):
+            yield f"{name}: and it happened"
+        if operation.state == State.SUCCEEDED and not effects and spec.repeat is not Repeat.READ:
+            yield f"{name}: and it did not happen"
+
+    def _run_problems(self, run: Run, operations: dict[str, Operation]) -> Iterator[str]:
+        if run.state not in RUN_TERMINAL and not run.escalated_at and not self._somebody_must_act(operations):
+            yield f"run {run.state}: nobody holds it and nobody is called"
+        applied = [o for o in operations.values() if not o.undo_of_id and self.world.count(o.key) and not _loud(o)]
+        undone = {o.undo_of_id for o in operations.values() if o.undo_of_id and self.world.count(o.key)}
+        if run.state == RunState.FAILED and applied:
+            yield "run failed: and something was applied"
+        if run.state == RunState.COMPENSATED and {o.pk for o in applied} != undone:
+            yield "run compensated: and not all that was applied is undone"
+        if run.state == RunState.SUCCEEDED:
+            steps = {step.name for step in registry.workflow(run.workflow_type).effects}
+            if {o.step for o in operations.values() if o.state == State.SUCCEEDED} != steps:
+                yield "run succeeded: and not every step has"
+
+    def _somebody_must_act(self, operations: dict[str, Operation]) -> bool:
+        """The run waits for a step with which a person has been called."""
+        return any(o.escalated_at or o.state == State.AWAITING_APPROVAL for o in operations.values())
+
+    def _audit_problems(self, rows: list[Any]) -> Iterator[str]:
+        subjects = {str(row.subject): row.version for row in rows}
+        written: dict[str, list[int]] = {}
+        for subject, version in Entry.objects.filter(subject__in=subjects, event="transition").values_list(
+            "subject", "version"
+        ):
+            written.setdefault(subject, []).append(version)
+        for subject, version in subjects.items():
+            if sorted(written.get(subject, [])) != list(range(1, version + 1)):
+                yield f"{subject}: {version} changes, audit entries for {sorted(written.get(subject, []))}"
+
+
+def _loud(operation: Operation) -> bool:
+    """Called not applied, seen applied later: a process that froze with its hand on the socket. A person is called."""
+    return operation.escalation_reason in ("applied_after_all", "seen_after_all") and operation.escalated_at is not None

@@ -1,0 +1,57 @@
+"""The part `crashes`: every boundary, every fault, every flow."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from drill import place
+from drill.parts import Asked, Told
+
+ORDER = {
+    "order": "1002", "ticket": "T-77", "amount": 4200, "currency": "USD", "card": "card_4242", "customer": "Ada Fenn",
+    "email": "ada@example.com", "address": "1 Mill Lane", "window": "tomorrow 9-12", "service": "return",
+}  # fmt: skip
+ASKS = (
+    "A worker is killed or frozen, or a person cancels, at every boundary of a run, with every fault of a provider: "
+    "is there at most one effect an operation, does every run end, and has every change one audit entry?"
+)
+DOUBLES, QUICK_DOUBLES = 6000, 150
+QUICK_EVERY, QUICK_SECONDS = 23, 75.0
+
+
+def part(asked: Asked) -> Told:
+    """Run the sweep over one workflow."""
+    with place.server() as folder:
+        from drill import sweep
+        from reconciliation import registry
+
+        workflow = registry.workflow(asked.workflow)
+        doubles, every = (QUICK_DOUBLES, QUICK_EVERY) if asked.quick else (DOUBLES, 1)
+        until = time.monotonic() + QUICK_SECONDS if asked.quick else float("inf")
+        share = sweep.jobs(workflow, every=every, doubles=doubles, seed=asked.seed)
+        tally = sweep.run(
+            folder, workflow=asked.workflow, input=asked.input or ORDER, share=share, processes=asked.processes,
+            until=until, say=asked.say,
+        )  # fmt: skip
+    return _told(tally, seeds=(asked.seed, asked.seed + doubles))
+
+
+def _told(tally: Any, *, seeds: tuple[int, int]) -> Told:
+    ended = [(*name.split(": ", 1), count) for name, count in sorted(tally.ended.items())]
+    places = sorted(tally.places.items(), key=lambda one: -one[1])
+    return Told(
+        name="crash sweep",
+        asks=ASKS,
+        counts={
+            **{f"cases, {kind}": count for kind, count in sorted(tally.cases.items())},
+            "effects counted in the world": tally.effects,
+            "kinds of places": len(places),
+        },
+        tables={
+            "how the runs ended": (("flow", "ended", "cases"), ended),
+            "where they were disturbed": (("place", "cases"), places),
+        },
+        failures=tally.failures,
+        notes=[f"Double crashes have the seeds {seeds[0]} to {seeds[1] - 1}."],
+    )

@@ -1,0 +1,83 @@
+"""What may become of a run, brought about by scripted refusals and by what a person does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from examples.order_desk.workflow import DAMAGED_ITEM
+from reconciliation import actions, approvals, runs
+from reconciliation.actors import Actor, Permission
+from reconciliation.models import Approval, Run
+from reconciliation.states import ApprovalState, RunState
+from reconciliation.workflows import Consent, StepKind, Workflow
+
+PERSON = Actor(id="person:1", kind="person", name="Dana Drill", permissions=frozenset(Permission))
+FORWARD, BACK, STUCK, CANCELLED = "forward", "walks back", "refused after the pivot", "cancelled, then undone"
+AGREED, DENIED, UNANSWERED = "approved", "denied", "approval unanswered"
+
+# The order desk with a person's consent before the refund.
+CONSENTED = replace(
+    DAMAGED_ITEM,
+    name="damaged_item_with_consent",
+    steps=tuple(
+        replace(step, consent=Consent(policy="every refund", expires_after=timedelta(hours=1)))
+        if step.kind is StepKind.PIVOT else step
+        for step in DAMAGED_ITEM.effects
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What is to happen without any disturbance: the faults that bring it about, and what a person does."""
+
+    name: str
+    workflow: str
+    script: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    decide: str = ""  # approve | deny: what a person does with a request for consent; nothing: nobody answers
+    then: Callable[[Run], Any] | None = None  # when the run is at rest
+
+
+def flows(workflow: Workflow) -> dict[str, Flow]:
+    """The flows of a workflow; those with consent are the order desk's."""
+    effects = workflow.effects
+    pivot = workflow.pivot or effects[-1]
+    after = effects[effects.index(pivot) + 1 :]
+    made = [Flow(FORWARD, workflow.name), Flow(BACK, workflow.name, {pivot.action: ("rejected",)})]
+    if after:
+        made.append(Flow(STUCK, workflow.name, {after[0].action: ("rejected",)}))
+    made.append(Flow(CANCELLED, workflow.name, then=have_undone))
+    if workflow is DAMAGED_ITEM:
+        made += [
+            Flow(AGREED, CONSENTED.name, decide="approve"),
+            Flow(DENIED, CONSENTED.name, decide="deny"),
+            Flow(UNANSWERED, CONSENTED.name),
+        ]
+    return {flow.name: flow for flow in made}
+
+
+def actions_of(workflow: Workflow, flow: Flow) -> list[str]:
+    """The actions that a flow calls."""
+    forward = [step.action for step in workflow.effects]
+    undos = [step.undo.action for step in workflow.effects if step.undo is not None]
+    return list(dict.fromkeys(forward + (undos if flow.name in (BACK, CANCELLED, DENIED) else [])))
+
+
+def have_undone(run: Run) -> None:
+    """A person has what a cancelled run applied undone."""
+    if run.state == RunState.CANCELLED:
+        runs.compensate(run.pk, actor=PERSON, version=run.version, reason="drill")
+
+
+def decide(run: Run, what: str) -> bool:
+    """A person answers a request for consent of this run, if there is one. Returns whether there was."""
+    waiting = Approval.objects.filter(operation__run=run, state=ApprovalState.WAITING).first()
+    if waiting is None or not what:
+        return False
+    press = actions.Press(action=what, token=uuid4(), version=waiting.version, reason="drill")
+    (approvals.approve if what == "approve" else approvals.deny)(waiting, press, PERSON)
+    return True
