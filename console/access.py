@@ -13,7 +13,7 @@ from django.http import Http404, HttpRequest
 from audit import log
 from console.models import Membership, Role, Tenant
 from reconciliation.actions import Actor, Permission
-from reconciliation.models import Operation, Run
+from reconciliation.models import Approval, Operation, Run
 
 _VIEW = {Permission.VIEW, Permission.VIEW_HEALTH}
 _ACT = {
@@ -88,6 +88,12 @@ def fetch_operation(request: HttpRequest, pk: int, permission: Permission) -> tu
 def fetch_run(request: HttpRequest, pk: int, permission: Permission) -> tuple[Run, Actor]:
     """The same for a run."""
     return _fetch(request, Run.objects.all(), pk, permission)
+
+
+def fetch_approval(request: HttpRequest, pk: int, permission: Permission) -> tuple[Approval, Actor]:
+    """The same for a request for consent."""
+    rows = Approval.objects.select_related("operation", "operation__run", "run", "replaces")
+    return _fetch(request, rows, pk, permission)
 
 
 def _fetch(request: HttpRequest, rows: models.QuerySet[Any], pk: int, permission: Permission) -> tuple[Any, Actor]:

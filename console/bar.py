@@ -8,11 +8,13 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from console import access, example, processes
+from console.views.approvals import waiting_for
 from reconciliation.actions import Permission
 
 _ENTRIES = (
     ("queue", "Queue", Permission.VIEW),
     ("runs", "Runs", Permission.VIEW),
+    ("approvals", "Approvals", Permission.VIEW),
     ("audit", "Audit", Permission.VIEW_AUDIT),
     ("health", "Health", Permission.VIEW_HEALTH),
 )
@@ -26,8 +28,14 @@ def bar(request: HttpRequest) -> dict[str, Any]:
     entries = [(name, label) for name, label, needed in _ENTRIES if access.tenants_of(request, needed)]
     return facts | {
         "entries": entries,
+        "counts": _counts(request),
         "here": request.resolver_match.url_name if request.resolver_match else "",
         "roles": ", ".join(sorted(set(access.roles_of(request).values()))) or "no role",
         "people": example.PEOPLE if settings.AFTERCALL_EXAMPLE else {},
         "outside": processes.sandbox_pages(os.environ) if settings.AFTERCALL_EXAMPLE else {},
     }
+
+
+def _counts(request: HttpRequest) -> dict[str, int]:
+    """What waits for this person, beside the name of its page."""
+    return {"approvals": waiting_for(request).count()} if access.tenants_of(request, Permission.APPROVE) else {}

@@ -16,7 +16,7 @@ from console.stories import Moment, decided_moment
 from console.views import errors
 from reconciliation import actions
 from reconciliation.actions import Actor, Answer, Press, Preview, Verdict
-from reconciliation.models import Operation, Run
+from reconciliation.models import Approval, Operation, Run
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Panel:
     others: list[Preview]
 
 
-def panel(subject: Operation | Run, *, actor: Actor) -> Panel:
+def panel(subject: Operation | Run | Approval, *, actor: Actor) -> Panel:
     """The previews of every action on `subject`, for one drawing of the page."""
     every = actions.previews(subject, actor=actor)
     first = sorted((each for each in every if each.allowed), key=lambda each: not each.recommended)
@@ -43,7 +43,7 @@ def answered(request: HttpRequest, *, actor: Actor) -> Answer | None:
     return actions.answer_of(token, actor=actor)
 
 
-def press(request: HttpRequest, subject: Operation | Run, *, actor: Actor, back: str) -> HttpResponse:
+def press(request: HttpRequest, subject: Operation | Run | Approval, *, actor: Actor, back: str) -> HttpResponse:
     """Carry out what the form carries, and say how it ended."""
     form = PressForm(request.POST)
     if not form.is_valid():
@@ -60,12 +60,19 @@ def press(request: HttpRequest, subject: Operation | Run, *, actor: Actor, back:
 
 
 def _conflict(
-    request: HttpRequest, subject: Operation | Run, pressed: Press, answer: Answer, *, actor: Actor, back: str
+    request: HttpRequest,
+    subject: Operation | Run | Approval,
+    pressed: Press,
+    answer: Answer,
+    *,
+    actor: Actor,
+    back: str,
 ) -> HttpResponse:
     """409: what changed since, by whom and when; the typed reason is kept, and may be sent with the new version."""
     subject.refresh_from_db()
     facts = {
         "answer": answer,
+        "told": answer.message if isinstance(subject, Approval) else "",
         "subject": subject,
         "changes": _since(subject, pressed.version),
         "preview": _still_allowed(subject, pressed.action, actor),
@@ -78,18 +85,24 @@ def _conflict(
     return render(request, "conflict.html", facts, status=409)
 
 
-def _since(subject: Operation | Run, version: int) -> list[Moment]:
+def _since(subject: Operation | Run | Approval, version: int) -> list[Moment]:
     newer = Entry.objects.filter(subject=str(subject.subject), version__gt=version)
     return [decided_moment(entry) for entry in newer.order_by("-seq").prefetch_related("openings")[:20]]
 
 
-def _still_allowed(subject: Operation | Run, action: str, actor: Actor) -> Preview | None:
+def _still_allowed(subject: Operation | Run | Approval, action: str, actor: Actor) -> Preview | None:
     every = actions.previews(subject, actor=actor)
     return next((each for each in every if each.action == action and each.allowed), None)
 
 
 def _refused(
-    request: HttpRequest, subject: Operation | Run, pressed: Press, answer: Answer, *, actor: Actor, back: str
+    request: HttpRequest,
+    subject: Operation | Run | Approval,
+    pressed: Press,
+    answer: Answer,
+    *,
+    actor: Actor,
+    back: str,
 ) -> HttpResponse:
     """403 where the role does not reach, 422 where the case does not allow it."""
     facts: dict[str, Any] = {"back": back, "back_label": "Back to the case", "reason": pressed.reason}

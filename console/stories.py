@@ -98,7 +98,7 @@ def _observed(entry: JournalEntry) -> Moment:
 def decided_moment(entry: Entry) -> Moment:
     """An audit entry as a line: what moved, by whom, why."""
     opened = {opening.field: opening.value for opening in entry.openings.all()}
-    words = wording.RUN_LABELS if entry.subject.startswith("run:") else wording.LABELS
+    words = _LABELS.get(entry.subject.partition(":")[0], wording.LABELS)
     moved = f"{_state(entry.from_state, words)} → {_state(entry.to_state, words)}"
     moved = moved if entry.from_state != entry.to_state else ""
     event = "" if entry.event == "transition" else entry.event.replace("_", " ")
@@ -113,6 +113,9 @@ def decided_moment(entry: Entry) -> Moment:
         reason=opened.get("reason", ""),
         entry=entry.pk,
     )
+
+
+_LABELS = {"run": wording.RUN_LABELS, "approval": wording.APPROVAL_LABELS}
 
 
 def _mark(mark: str) -> str:

@@ -2,7 +2,7 @@
 
 from django.urls import include, path
 
-from console.views import audit, cases, errors, health, people, queue, runs
+from console.views import approvals, audit, cases, errors, health, people, queue, runs
 
 urlpatterns = [
     path("", queue.queue, name="queue"),
@@ -11,6 +11,9 @@ urlpatterns = [
     path("runs", runs.runs, name="runs"),
     path("runs/<int:pk>", runs.run, name="run"),
     path("runs/<int:pk>/act", runs.act, name="run_act"),
+    path("approvals", approvals.approvals, name="approvals"),
+    path("approvals/<int:pk>", approvals.approval, name="approval"),
+    path("approvals/<int:pk>/act", approvals.act, name="approval_act"),
     path("audit", audit.entries, name="audit"),
     path("audit/<int:pk>", audit.entry, name="audit_entry"),
     path("audit/export", audit.export, name="audit_export"),

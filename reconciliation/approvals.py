@@ -13,11 +13,12 @@ from datetime import datetime, timedelta
 from audit import log
 from audit.models import Entry
 
-from . import consent, pressing, second_person, transition
+from . import consent, pressing, registry, second_person, transition
 from .actors import SYSTEM, Actor, Permission
 from .deeds import NotAllowed, Pressed
 from .models import Approval, Operation, Run
 from .pressing import Verdict
+from .progress import Progress
 from .states import RUN_TERMINAL, ApprovalState, State
 from .transition import TransitionRefused
 from .wording import duration
@@ -102,8 +103,21 @@ def say_deny(view: ApprovalView) -> tuple[bool, str]:
         return False, f"It is {state} already."
     if view.approval.action:
         return True, "Nothing is done, and who asked is told a final answer."
-    then = " The run stops at this step and undoes what was applied before it." if view.run else ""
-    return True, f"Nothing has been sent, and nothing will be. Who asked is told a final answer.{then}"
+    return True, f"Nothing has been sent, and nothing will be. Who asked is told a final answer.{_then(view.run)}"
+
+
+def _then(run: Run | None) -> str:
+    """What becomes of the run whose step is denied."""
+    if run is None:
+        return ""
+    try:
+        progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
+    except registry.Unregistered:
+        return " The run stops at this step."
+    if progress.pivoted:
+        return " The run is past its pivot: it stops here, and a person decides how it goes on."
+    names = [step.name for step in reversed(progress.applied)]
+    return f" The run stops at this step and undoes {', '.join(names)}." if names else " The run ends here."
 
 
 def say_withdraw(view: ApprovalView) -> tuple[bool, str]:

@@ -17,7 +17,7 @@ from .actors import Actor
 from .deeds import NotAllowed, Pressed, View
 from .models import Approval, Operation, Run
 from .progress import Progress
-from .providers.base import Json
+from .providers.base import Json, Repeat
 from .retrying import why_not_retryable
 from .states import APPROVAL_OPEN, ApprovalState, RunState, State
 from .wording import duration
@@ -93,8 +93,9 @@ def say_send_again(view: View) -> tuple[bool, str]:
         return False, "Something of it was seen at the provider: sending again would do it twice. Resolve it."
     if view.run_in_the_way:
         return False, view.run_in_the_way
-    remembered = operation.same_key_until is None or operation.same_key_until > view.now
-    if not why_not_retryable(operation) and remembered:
+    keyed = view.spec.repeat is Repeat.KEYED
+    forgotten = keyed and (operation.same_key_until is None or operation.same_key_until <= view.now)
+    if not why_not_retryable(operation) and not forgotten:
         return False, "A retry with the same key is safe now; that makes no duplicate."
     return _say_asked(open_request(operation, SEND_AGAIN)) or (
         True,

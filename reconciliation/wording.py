@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from .judgement import absence_provable_at
 from .models import JournalEntry, Operation, Run
 from .providers.base import ActionSpec, Json, Repeat, Verdict
-from .states import RUN_TERMINAL, TERMINAL, Basis, RunState, State
+from .states import RUN_TERMINAL, TERMINAL, ApprovalState, Basis, RunState, State
 
 Clock = Callable[[datetime], str]  # how the reader writes a time
 
@@ -55,6 +55,15 @@ RUN_LABELS: dict[str, Label] = {
     RunState.FAILED: Label("✕", "failed", "calm"),
     RunState.COMPENSATED: Label("↶", "compensated", "calm"),
     RunState.CANCELLED: Label("■", "cancelled", "calm"),
+}
+APPROVAL_LABELS: dict[str, Label] = {
+    ApprovalState.WAITING: Label("◇", "waiting", "wait"),
+    ApprovalState.APPROVED: Label("◈", "approved", "good"),
+    ApprovalState.CONSUMED: Label("✓", "used", "good"),
+    ApprovalState.DENIED: Label("✕", "denied", "calm"),
+    ApprovalState.EXPIRED: Label("⧗", "expired", "calm"),
+    ApprovalState.WITHDRAWN: Label("■", "withdrawn", "calm"),
+    ApprovalState.SUPERSEDED: Label("↷", "superseded", "calm"),
 }
 ESCALATED = Label("▲", "escalated", "person")
 
@@ -269,6 +278,11 @@ def state_label(state: str, *, escalated: bool = False) -> Label:
 def run_label(state: str, *, escalated: bool = False) -> Label:
     """The pill of a run."""
     return ESCALATED if escalated else RUN_LABELS.get(state, Label("·", state.replace("_", " "), "calm"))
+
+
+def approval_label(state: str) -> Label:
+    """The pill of a request for consent."""
+    return APPROVAL_LABELS.get(state, Label("·", state, "calm"))
 
 
 def reason(code: str) -> str:
@@ -640,6 +654,11 @@ def _found(name: str, counterpart: str, seen: Json | None, unit: tuple[str, str]
 
 def _written(name: str, value: object, unit: tuple[str, str]) -> str:
     return money(value, unit[1]) if name == unit[0] and type(value) is int else _plain(value)
+
+
+def field(name: str, value: object, spec: ActionSpec | None, request: Json) -> str:
+    """One shown field of a request as people read it."""
+    return _written(name, value, _money_of(spec, request))
 
 
 def _money_of(spec: ActionSpec | None, request: Json) -> tuple[str, str]:

@@ -449,6 +449,8 @@ def test_a_run_waits_for_consent_and_is_woken_by_the_decision(waiting_run):
 
 def test_a_denied_step_walks_its_run_back(waiting_run, clerk):
     run = waiting_run()
+    told = next(p for p in actions.previews(Approval.objects.get(), actor=CLEO) if p.action == "deny")
+    assert told.why.endswith("The run stops at this step and undoes label.")
     press("deny", Approval.objects.get(), CLEO)
     for _ in range(3):
         sweeping.sweep()
@@ -530,6 +532,14 @@ def test_a_look_up_that_tells_more_comes_before_sending_again(clerk):
     clerk.sees(saw(Saw.MISMATCH, observed={"order": "1002", "amount": 1}))
     answer = press("approve", the(case.pk, "send_again"), ROOT)
     assert ("nothing was sent again" in answer.message, len(clerk.calls)) == (True, 1)
+
+
+def test_while_the_same_key_is_safe_no_duplicate_is_offered(clerk, clock):
+    clerk.answers(OutcomeUnknown("no answer"))
+    case = row(perform(order(), actor=AGENT).pk)
+    assert "A retry with the same key is safe now" in do(case, "send_again", ANN).message
+    clock.set(case.same_key_until)
+    assert "Asked for" in do(case, "send_again", ANN).message
 
 
 def test_resolving_the_case_voids_the_request_to_send_it_again(clerk):

@@ -169,10 +169,14 @@ def worker_killed(claim: Claim) -> None:
     _silent(claim)
 
 
+def large(claim: Claim) -> None:
+    """Nothing goes wrong; the amount is one for which an approver must agree first."""
+
+
 FIRST_DAY: tuple[tuple[int, Callable[[Claim], None]], ...] = (
     (4200, worker_killed),
     (12900, refund_answer_lost),
-    (60000, amount_differs),
+    (46000, amount_differs),
     (3150, nothing),
     (8800, mail_lost),
     (2499, mail_look_up_down),
@@ -185,6 +189,9 @@ FIRST_DAY: tuple[tuple[int, Callable[[Claim], None]], ...] = (
     (4300, nothing),
     (22000, refund_answer_lost),
     (5900, pickup_on_the_van),
+    (64000, large),
+    (125000, large),
+    (51900, large),
 )
 QUIET: tuple[tuple[float, Callable[[Claim], None]], ...] = (
     (70, nothing),
@@ -197,6 +204,7 @@ QUIET: tuple[tuple[float, Callable[[Claim], None]], ...] = (
     (1, amount_differs),
     (1, pickup_refused),
     (1, pickup_on_the_van),
+    (4, large),
 )
 
 
@@ -227,8 +235,9 @@ class Feed:
             self.pause()
             number += 1
             weights, kinds = [weight for weight, _ in QUIET], [kind for _, kind in QUIET]
-            amount = self.dice.randrange(900, 40_000)
-            yield Claim(number, TENANTS[number % len(TENANTS)], amount), self.dice.choices(kinds, weights)[0]
+            kind = self.dice.choices(kinds, weights)[0]
+            amount = self.dice.randrange(50_100, 90_000) if kind is large else self.dice.randrange(900, 40_000)
+            yield Claim(number, TENANTS[number % len(TENANTS)], amount), kind
 
     def pause(self) -> None:
         """Wait for the next claim, and mend meanwhile what is a person's by now."""
@@ -256,7 +265,7 @@ class Feed:
             workflow_id=claim.id,
             input=claim.input(),
             actor=AGENT,
-            on_behalf_of="person:desk",
+            on_behalf_of="op_ann",
         )
         tasks.wake()
 

@@ -13,7 +13,7 @@ pivot: before it everything can be undone, after it the way is forward only.
 from __future__ import annotations
 
 from reconciliation.providers.base import Json
-from reconciliation.workflows import Facts, Step, StepKind, Undo, Workflow
+from reconciliation.workflows import Consent, Facts, Step, StepKind, Undo, Workflow
 
 
 def _label(facts: Facts) -> Json:
@@ -47,6 +47,12 @@ def _close(facts: Facts) -> Json:
     return {"ticket": facts.input["ticket"]}
 
 
+# What a person must agree to first, and the sentence in which the approver reads why.
+LARGE_REFUND = Consent(
+    when=lambda request: request["amount"] > 50_000,
+    policy="Refunds above 500.00 need one approver, who is neither who asks nor for whom it is asked.",
+)
+
 DAMAGED_ITEM = Workflow(
     name="damaged_item",
     business_object=lambda claim: str(claim["order"]),
@@ -73,6 +79,7 @@ DAMAGED_ITEM = Workflow(
             request=_refund,
             kind=StepKind.PIVOT,
             cannot_undo="money that was given back is not taken again",
+            consent=LARGE_REFUND,
         ),
         Step(
             name="send_email",
