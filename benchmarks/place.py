@@ -50,6 +50,7 @@ def _choose(folder: Path) -> None:
         "AFTERCALL_VAR": str(folder),
         "AFTERCALL_PROVIDERS": "benchmarks.workload.SHELF",
         "AFTERCALL_LOG_LEVEL": "ERROR",
+        "AFTERCALL_MASS_LIMIT": "1000000",
     }
 
 

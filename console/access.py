@@ -26,6 +26,7 @@ _ACT = {
     Permission.CANCEL,
     Permission.COMPENSATE,
     Permission.SCHEDULE,
+    Permission.STOP,
 }
 _ROLES: dict[str, frozenset[Permission]] = {
     Role.VIEWER: frozenset(_VIEW),

@@ -58,6 +58,12 @@ AFTERCALL_ABSENCE_SPACING = _seconds("AFTERCALL_ABSENCE_SPACING", 30)  # between
 AFTERCALL_RETENTION_MARGIN = _seconds("AFTERCALL_RETENTION_MARGIN", 600)  # taken off a provider's key retention
 AFTERCALL_TAKE_AGAIN = _seconds("AFTERCALL_TAKE_AGAIN", 60)  # due work comes back if whoever took it is lost
 AFTERCALL_SWEEP_BATCH = 50
+# More new operations of one kind (tenant, provider, action) a minute than this: dispatch of the kind stops by itself.
+AFTERCALL_MASS_LIMIT = max(1, int(_seconds("AFTERCALL_MASS_LIMIT", 1000)))
+AFTERCALL_STUCK_AFTER = _seconds("AFTERCALL_STUCK_AFTER", 3600)  # running or uncertain for so long is a signal
+AFTERCALL_RETENTION_EVERY = _seconds("AFTERCALL_RETENTION_EVERY", 3600)
+AFTERCALL_TOMBSTONES = _seconds("AFTERCALL_TOMBSTONES", 10 * 365 * 86400)  # what is pruned is known so long
+AFTERCALL_NOTIFY = os.environ.get("AFTERCALL_NOTIFY", "")  # dotted path of a callable; see docs/operate.md
 AFTERCALL_SCHEDULE_GRACE = _seconds("AFTERCALL_SCHEDULE_GRACE", 15)  # a start that is no later counts as on time
 AFTERCALL_AUDIT_HEADS = ["reconciliation.transition.audit_heads", "reconciliation.schedules.audit_heads"]
 

@@ -20,6 +20,7 @@ class Permission(StrEnum):
     RESUME = "resume"
     CANCEL = "cancel"
     COMPENSATE = "compensate"
+    STOP = "stop"
     APPROVE = "approve"
     SEND_AGAIN = "send_again"
     SCHEDULE = "schedule"

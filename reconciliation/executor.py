@@ -29,7 +29,7 @@ from django.db import (
 from . import consent, keys, policy, registry, sealing, settlement, spool, storable, transition, workers
 from .actors import Actor
 from .keys import Identity, InvalidField
-from .models import Approval, JournalEntry, Operation
+from .models import Approval, JournalEntry, Operation, Tombstone
 from .policy import RetryPolicy, boot_seconds
 from .providers.base import ActionSpec, Call, Json, NotSent, OutcomeUnknown, Provider, Receipt, Repeat
 from .scrub import fault
@@ -59,6 +59,15 @@ class FingerprintMismatch(Exception):
             "raise intent_version if this is a new intent"
         )
         self.pk, self.stored, self.offered = pk, stored, offered
+
+
+class TooOld(InvalidField):
+    """An intent from before anything that is still known: whether it was done cannot be told, so it is not done."""
+
+    def __init__(self, spec: ActionSpec) -> None:
+        days = spec.keep.days
+        super().__init__("intended_at", f"is more than {days} days ago, too long to tell whether it was done already; "
+                         "find out at the provider, then ask with a new intent_version")  # fmt: skip
 
 
 class Disposition(StrEnum):
@@ -183,9 +192,16 @@ def perform(intent: Intent, *, actor: Actor) -> Outcome:
     spec = registry.spec(intent.provider, intent.action)
     row = row_of(intent, provider, spec)
     _on_record()
-    if consent.needed(intent.consent, intent.request):
-        return _ask_first(row, intent, provider, spec, actor)
-    claim = _claim_new(row, intent, provider, spec, actor)
+    try:
+        if consent.needed(intent.consent, intent.request):
+            return _ask_first(row, intent, provider, spec, actor)
+        claim = _claim_new(row, intent, provider, spec, actor)
+    except transition.Limited as limited:
+        return _wait_for_room(row, intent, limited, actor)
+    except transition.Pruned:
+        return _pruned(row, intent, actor)
+    except transition.TooOld:
+        raise TooOld(spec) from None
     if claim is None:
         return _submitted_before(row, intent, actor)
     return dispatch(claim)
@@ -228,7 +244,18 @@ def row_of(intent: Intent, provider: Provider, spec: ActionSpec) -> dict[str, An
         "retry_policy": intent.retry.text() if intent.retry else "",
         "undo_of_id": intent.undo_of,
         "spent_is_final": intent.spent_is_final,
+        "ceiling_minor": _ceiling(spec, intent.request),
+        "horizon": spec.keep.total_seconds(),
     }
+
+
+def _ceiling(spec: ActionSpec, request: Json) -> int | None:
+    if spec.ceiling is None:
+        return None
+    ceiling = request.get(spec.ceiling)
+    if isinstance(ceiling, bool) or not isinstance(ceiling, int) or not 0 <= ceiling < 2**63:
+        raise InvalidField(f"request.{spec.ceiling}", "must be the ceiling, as a whole number of minor units")
+    return ceiling
 
 
 def _money(spec: ActionSpec, request: Json) -> tuple[int | None, str]:
@@ -352,6 +379,46 @@ def _claim_new(
     )
 
 
+def _wait_for_room(row: Mapping[str, Any], intent: Intent, limited: transition.Limited, actor: Actor) -> Outcome:
+    """What is held back is recorded as waiting: never lost, and no attempt. Above a ceiling a person must act."""
+    for_good = limited.wait is None
+    marked = {"escalation_reason": limited.code} if for_good else {}
+    held = {"reason_code": limited.code, "held_code": limited.code, "held_by": limited.limit_id}
+    moved = _open(
+        {**row, **held, **marked, "state": State.READY}, intent, actor,
+        after={"escalated_at": 0} if for_good else {"due_at": limited.wait or 0},
+        observed=[Observed(kind="held_back", data={"code": limited.code, "limit": limited.limit_id})],
+        fact=actor.fact(limited.code, on_behalf_of=intent.on_behalf_of, limit=limited.limit_id),
+    )  # fmt: skip
+    if moved is None:
+        return _submitted_before(row, intent, actor)
+    log.warning("held_back", operation=moved.pk, code=limited.code, limit=limited.limit_id)
+    return stored_outcome(Operation.objects.get(pk=moved.pk))
+
+
+def _pruned(row: Mapping[str, Any], intent: Intent, actor: Actor) -> Outcome:
+    """The answer of what a pruned operation left behind. Its result is gone; how it ended is not."""
+    stone = Tombstone.objects.get(
+        lineage=bytes.fromhex(row["lineage"][2:]), intent_version=intent.identity.intent_version
+    )
+    subject = Subject(Kind.OPERATION, stone.subject_id)
+    if stone.fingerprint != row["fingerprint"]:
+        fact = actor.fact("fingerprint_mismatch", stored=stone.fingerprint, offered=row["fingerprint"])
+        transition.refuse(subject=subject, tenant=stone.tenant, fact=fact)
+        raise FingerprintMismatch(pk=stone.subject_id, stored=stone.fingerprint, offered=row["fingerprint"])
+    state = State(stone.state)
+    disposition = _DISPOSITIONS[state]
+    return Outcome(
+        pk=stone.subject_id,
+        state=state,
+        disposition=disposition,
+        result={},
+        reason_code="pruned",
+        replayed=disposition is Disposition.REPLAY,
+        at=stone.settled_at,
+    )
+
+
 def attempt_again(
     operation: Operation,
     *,
@@ -372,22 +439,26 @@ def attempt_again(
             consent.ask_again(operation, actor=actor)
         raise
     except (transition.KeyForgotten, transition.NewerSent) as refusal:
-        _call_a_person(operation, refusal, actor)
+        _call_a_person(operation, refusal.verdict, actor)
+        raise
+    except transition.Limited as limited:
+        if limited.wait is None:
+            _call_a_person(operation, limited.code, actor)
         raise
     return dispatch(claim)
 
 
-def _call_a_person(operation: Operation, refusal: TransitionRefused, actor: Actor) -> None:
+def _call_a_person(operation: Operation, reason: str, actor: Actor) -> None:
     """What is proven not applied and may no longer be sent would be asked for ever; an unknown one is looked up."""
-    if actor.kind == "person" or operation.state != State.FAILED_RETRYABLE:
+    if actor.kind == "person" or operation.state not in (State.READY, State.FAILED_RETRYABLE):
         return
     transition.transition(
         operation.subject,
         to=None,
         version=operation.version,
-        patch={"escalation_reason": refusal.verdict, "due_at": None},
+        patch={"escalation_reason": reason, "due_at": None},
         after={"escalated_at": 0},
-        fact=actor.fact(refusal.verdict),
+        fact=actor.fact(reason),
     )
 
 
@@ -727,9 +798,11 @@ def _unsettled(claim: Claim) -> Outcome:
 
 
 def _submitted_before(row: Mapping[str, Any], intent: Intent, actor: Actor) -> Outcome:
-    operation = Operation.objects.get(
+    operation = Operation.objects.filter(
         lineage=bytes.fromhex(row["lineage"][2:]), intent_version=intent.identity.intent_version
-    )
+    ).first()
+    if operation is None:  # pruned since the claim found it
+        return _pruned(row, intent, actor)
     if operation.fingerprint != row["fingerprint"]:
         transition.refuse(
             subject=operation.subject,
@@ -748,6 +821,8 @@ def _go_on(operation: Operation, intent: Intent, actor: Actor) -> Outcome:
         return _told(operation, actor)
     try:
         return attempt_again(operation, actor=actor, held=intent.held)
+    except transition.Limited:  # on record already, once for each limit
+        return stored_outcome(Operation.objects.get(pk=operation.pk))
     except (transition.NotDue, transition.StaleVersion, transition.NotInTable, *MAY_NOT_SEND, *UNCONSENTED):
         return _told(Operation.objects.get(pk=operation.pk), actor)
 

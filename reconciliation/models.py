@@ -130,6 +130,7 @@ class Operation(models.Model):
     # What this one reverses; its step is then called undo:<step>.
     undo_of = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="undos", db_index=False)
     retry_policy = models.TextField(default="")  # RetryPolicy as data; "": what the action declares
+    ceiling_minor = models.BigIntegerField(null=True)  # what all of its action on this object may come to
     spent_is_final = models.BooleanField(default=True)  # a spent budget fails it; else it waits for a person
     consent = models.TextField(default="")  # the consent that it needs, as data; "": none
 
@@ -183,6 +184,7 @@ class Operation(models.Model):
     created_at = models.DateTimeField()
     updated_at = models.DateTimeField()
     settled_at = models.DateTimeField(null=True)
+    shredded_at = models.DateTimeField(null=True)  # the sealed bytes are gone; it can never be sent again
 
     objects = OperationQuerySet.as_manager()
 
@@ -524,6 +526,135 @@ class AllowedMove(models.Model):
     class Meta:
         db_table = "reconciliation_move"
         constraints = [models.UniqueConstraint(fields=["kind", "source", "target"], name="move_once")]
+
+
+class Limit(models.Model):
+    """What holds claims back: a stop switch, or how many or how much at once or in a window. "" covers everything."""
+
+    kind = models.CharField(max_length=12)  # stop | concurrency | rate | amount
+    tenant = models.CharField(max_length=64, default="", blank=True)
+    provider = models.CharField(max_length=64, default="", blank=True)
+    action = models.CharField(max_length=120, default="", blank=True)
+    workflow_type = models.CharField(max_length=200, default="", blank=True)
+    currency = models.CharField(max_length=8, default="", blank=True)
+    most = models.BigIntegerField(null=True)  # calls, or minor units; null for a stop switch
+    window_seconds = models.IntegerField(null=True)
+    since = models.DateTimeField()
+    set_by = models.CharField(max_length=120)
+    set_by_name = models.CharField(max_length=200, default="")
+    reason = models.TextField(default="")
+    version = models.IntegerField(default=1)
+    lifted_at = models.DateTimeField(null=True)
+    lifted_by = models.CharField(max_length=120, default="")
+
+    class Meta:
+        constraints = [
+            # One limit of a kind on one place. Every claim looks into this index, which is usually empty.
+            models.UniqueConstraint(
+                fields=["kind", "tenant", "provider", "action", "workflow_type", "currency"],
+                condition=Q(lifted_at__isnull=True),
+                name="limit_once",
+            ),
+            _choices_check("kind", ["stop", "concurrency", "rate", "amount"], "limit_kind_known"),
+            # A limit without a number, or a window without a length, would hold back everything or nothing.
+            models.CheckConstraint(
+                condition=Q(kind="stop", most__isnull=True)
+                | Q(kind="concurrency", most__gt=0)
+                | Q(kind="rate", most__gt=0, window_seconds__gt=0)
+                | (Q(kind="amount", most__gt=0, window_seconds__gt=0) & ~Q(currency="")),
+                name="limit_is_whole",
+            ),
+        ]
+
+    @property
+    def subject(self) -> str:
+        """What the audit log knows it by."""
+        return f"limit:{self.pk}"
+
+
+class LimitUse(models.Model):
+    """One claim that a window counts. Written only where there is a limit with a window."""
+
+    limit = models.ForeignKey(Limit, on_delete=models.CASCADE, db_index=False)
+    operation_id = models.BigIntegerField()
+    attempt = models.IntegerField()
+    at = models.DateTimeField()
+    amount_minor = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["limit", "operation_id", "attempt"], name="limit_use_once")]
+        indexes = [models.Index(fields=["limit", "at"], name="limit_use_window")]
+
+
+class HeldBack(models.Model):
+    """That a limit refused an operation's claim: one row for each pair, however often the sweep comes by."""
+
+    operation_id = models.BigIntegerField()
+    limit = models.ForeignKey(Limit, null=True, on_delete=models.CASCADE)
+    code = models.CharField(max_length=24)
+    first_at = models.DateTimeField()
+    last_at = models.DateTimeField()
+    times = models.IntegerField(default=1)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["operation_id", "limit"], name="held_back_once", nulls_distinct=False)
+        ]
+
+
+class Signal(models.Model):
+    """A condition that a person should see, from when it was noticed until it is over."""
+
+    kind = models.CharField(max_length=40)
+    tenant = models.CharField(max_length=64, default="")  # "" concerns everybody
+    subject = models.CharField(max_length=160)
+    since = models.DateTimeField()
+    seen_at = models.DateTimeField()
+    detail = models.CharField(max_length=300, default="")
+    cleared_at = models.DateTimeField(null=True)
+    told_open = models.BooleanField(default=False)
+    told_cleared = models.BooleanField(default=False)
+
+    class Meta:
+        constraints = [
+            # Two beats that notice the same thing make one row.
+            models.UniqueConstraint(
+                fields=["kind", "subject"], condition=Q(cleared_at__isnull=True), name="signal_open_once"
+            )
+        ]
+        indexes = [
+            models.Index(
+                fields=["id"],
+                condition=Q(told_open=False) | Q(told_cleared=False, cleared_at__isnull=False),
+                name="signal_untold",
+            ),
+            models.Index(fields=["cleared_at"], condition=Q(cleared_at__isnull=False), name="signal_cleared"),
+        ]
+
+
+class Tombstone(models.Model):
+    """What outlives a pruned operation or run: enough to know its intent again and to say how it ended."""
+
+    kind = models.CharField(max_length=12)  # operation | run
+    subject_id = models.BigIntegerField()
+    tenant = models.CharField(max_length=64)
+    lineage = models.BinaryField()
+    intent_version = models.IntegerField()
+    key_hash = models.BinaryField(null=True)  # SHA-256 of the operation key
+    fingerprint = models.CharField(max_length=80)
+    state = models.CharField(max_length=24)
+    basis = models.CharField(max_length=12, default="")
+    reason_code = models.CharField(max_length=64, default="")
+    version = models.IntegerField()  # of the audit entry that ends its chain
+    settled_at = models.DateTimeField()
+    pruned_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["lineage", "intent_version"], name="tombstone_identity"),
+            models.UniqueConstraint(fields=["kind", "subject_id"], name="tombstone_subject"),
+        ]
+        indexes = [models.Index(fields=["pruned_at"], name="tombstone_age")]
 
 
 class Worker(models.Model):

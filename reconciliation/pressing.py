@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Protocol
 from uuid import UUID
 
 from django.db import connections
@@ -33,6 +34,15 @@ class Verdict(StrEnum):
     WORKING = "working"  # the first press with this token is still at it, or was lost on the way
 
 
+class Touched(Protocol):
+    """What else a press may be about, such as a limit."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def subject(self) -> str: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """The answer to one press; the same token gets the same one again."""
@@ -42,7 +52,7 @@ class Answer:
     token: UUID
 
 
-def take(token: UUID, *, action: str, subject: Operation | Run | Approval, actor: Actor) -> Answer | None:
+def take(token: UUID, *, action: str, subject: Operation | Run | Approval | Touched, actor: Actor) -> Answer | None:
     """Use up a token: None for its first press, the first answer for every later one.
 
     Inside a transaction a second press waits here for the first to commit.

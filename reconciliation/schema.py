@@ -27,6 +27,15 @@ INTERNAL = (
     "ledger_unusable",
     "ledger_unconsented",
     "ledger_approvals_of",
+    "ledger_limited",
+    "ledger_over_ceiling",
+    "ledger_note_held",
+    "ledger_held_back",
+    "ledger_longer",
+    "ledger_mass_guard",
+    "ledger_bury",
+    "ledger_lock_lineage",
+    "ledger_run_lineage",
 )
 # State and journal are read by the application role and written through the functions alone.
 READ_ONLY = (
@@ -36,9 +45,13 @@ READ_ONLY = (
     "reconciliation_chosen",
     "reconciliation_approval",
     "reconciliation_move",
+    "reconciliation_limit",
+    "reconciliation_limituse",
+    "reconciliation_heldback",
+    "reconciliation_tombstone",
 )
 # Bookkeeping that decides nothing.
-WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken")
+WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken", "reconciliation_signal")
 # Schedules have one writer of their own, schedules.py, which audits; nothing of them is ever deleted.
 SCHEDULES = ("reconciliation_job", "reconciliation_slot")
 
@@ -54,7 +67,7 @@ def install(connection: Any) -> None:
 def _functions(cursor: Any) -> None:
     for signature in _installed(cursor):
         cursor.execute(f"DROP FUNCTION {signature}")
-    for name in ("ledger.sql", "append_only.sql"):
+    for name in ("ledger.sql", "limits.sql", "retention.sql", "append_only.sql"):
         cursor.execute((SQL / name).read_text())
 
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, ClassVar
 
+from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from audit import log
 from audit.log import Fact
 from audit.verify import Head
 
-from .models import Approval, Operation, Run
+from .models import Approval, Limit, Operation, Run, Tombstone
 from .states import Kind, Subject
 
 ALIAS = DEFAULT_DB_ALIAS
@@ -32,7 +33,7 @@ class TransitionRefused(Exception):
     """A move that was not made. `verdict` names why, `source` the state that was found, `target` the one wanted."""
 
     verdict: ClassVar[str] = "refused"
-    sentence: ClassVar[str] = "The move was refused."
+    sentence: str = "The move was refused."
 
     def __init__(self, *, kind: str, pk: int | None, source: str, target: str | None) -> None:
         super().__init__(f"{kind} {pk}: {source or 'new'} -> {target or source}: {self.sentence}")
@@ -135,12 +136,49 @@ class OlderVersionWaiting(TransitionRefused):
     verdict, sentence = "older_version_waiting", "An older version still waits; withdraw it first."
 
 
+class Shredded(TransitionRefused):
+    verdict, sentence = (
+        "shredded",
+        "Its request was shredded, so there is nothing left to send; a new intent is needed.",
+    )
+
+
+class Pruned(TransitionRefused):
+    verdict, sentence = "pruned", "It was settled and pruned; what it came to is on record, and it is not done again."
+
+
+class TooOld(TransitionRefused):
+    verdict, sentence = "too_old", "Its intended_at is older than anything that is still known here."
+
+
+class Limited(TransitionRefused):
+    """A claim that a stop switch, a limit or a ceiling holds back. Nothing was sent and no attempt was counted."""
+
+    verdict, sentence = "limited", "It is held back and waits."
+
+    def __init__(self, *, kind: str, pk: int | None, source: str, target: str | None) -> None:
+        code, _, wait = source.partition(" ")
+        self.code, self.wait, self.limit_id = code, float(wait) if wait else None, pk
+        self.sentence = HELD_BACK.get(code, self.sentence)
+        super().__init__(kind=kind, pk=pk, source=code, target=target)
+
+
+# What a person is told of each way of being held back.
+HELD_BACK = {
+    "stopped": "A stop switch holds it back; it goes on when a person releases the switch.",
+    "limit_concurrency": "As many are in flight as its limit allows; it goes on when there is room.",
+    "limit_rate": "As many were sent as its limit allows in this window; it goes on when there is room.",
+    "limit_amount": "As much was sent as its limit allows in this window; it goes on when there is room.",
+    "ceiling_passed": "It would take its object above what all of this action may come to; unknown ones count.",
+}
+
 REFUSALS: dict[str, type[TransitionRefused]] = {
     error.verdict: error
     for error in (
         Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, NewerSent, ReportedApplied, RunNotHeld,
         StepUnknown, LockHeld, NotApproved, ApprovalPastUseBy, ApprovalUsed, ApprovalOfAnother, ApprovalExpired,
-        OwnRequest, NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting,
+        OwnRequest, NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting, Shredded, Pruned, TooOld,
+        Limited,
     )
 }  # fmt: skip
 
@@ -191,12 +229,14 @@ def open_operation(
 
     `ask` is the request for consent that is born with one in `awaiting_approval` (consent.request()).
 
-    Raises RunNotHeld, OlderVersionOpen, OlderVersionWaiting, NewerVersionExists, NotInTable.
+    Raises RunNotHeld, OlderVersionOpen, OlderVersionWaiting, NewerVersionExists, NotInTable, Pruned, TooOld, and
+    Limited where it is to be `pending` and something holds it back.
     """
+    guarded = {**row, "mass_limit": settings.AFTERCALL_MASS_LIMIT}
     body, openings = log.body(fact)
     verdict, pk, at, detail = _call(
         "SELECT * FROM ledger_open(%s::jsonb, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s, %s::jsonb)",
-        [_json(row), _json(after), _journal(observed), body, _json(openings or None), run_generation, _json(ask)],
+        [_json(guarded), _json(after), _journal(observed), body, _json(openings or None), run_generation, _json(ask)],
     )
     if verdict == "exists":
         return None
@@ -264,7 +304,7 @@ def _with_mark(fact: Fact, patch: Mapping[str, Any], after: Mapping[str, float])
 
 
 def open_run(*, row: Mapping[str, Any], after: Mapping[str, float], fact: Fact) -> Moved | None:
-    """Record a new run. None where its identity is already known."""
+    """Record a new run. None where its identity is already known; raises Pruned where it was, and its row is gone."""
     body, openings = log.body(fact)
     verdict, pk, at, detail = _call(
         "SELECT * FROM ledger_open_run(%s::jsonb, %s::jsonb, %s, %s::jsonb)",
@@ -345,7 +385,7 @@ def note(subject: Subject, observed: Sequence[Observed], *, look_soon: bool = Fa
     return when
 
 
-def refuse(*, subject: Subject, tenant: str, fact: Fact) -> None:
+def refuse(*, subject: Subject | str, tenant: str, fact: Fact) -> None:
     """Record a refused attempt, committed apart from the transaction that it refuses."""
     connection = connections[ALIAS]
     if not connection.in_atomic_block:
@@ -398,12 +438,23 @@ def audit_heads() -> Iterator[Head]:
             chunk_size=2000
         ):
             yield Head(f"{kind}:{pk}", version, state)
+    # What is left of the pruned still says how their chains must end.
+    stones = Tombstone._default_manager.values_list("kind", "subject_id", "version")
+    for kind_of, subject_id, version in stones.iterator(chunk_size=2000):
+        yield Head(f"{kind_of}:{subject_id}", version, "pruned")
+    for pk, version, lifted_at in Limit._default_manager.values_list("pk", "version", "lifted_at"):
+        yield Head(f"limit:{pk}", version, "lifted" if lifted_at else "set")
 
 
 def _call(statement: str, values: Sequence[Any]) -> Any:
     with connections[ALIAS].cursor() as cursor:
         cursor.execute(statement, values)
         return cursor.fetchone()
+
+
+def as_json(value: Any) -> str:
+    """As the functions of the database take it."""
+    return _write_row(value)
 
 
 def _json(value: Any) -> str | None:

@@ -71,7 +71,12 @@ class ActionSpec:
     compare: Mapping[str, str] = field(default_factory=dict)  # request field -> field of what the provider shows
     headline: str = ""  # "Refund {amount} for order {order}"; {amount} is rendered as money when it is `money[0]`
     money: tuple[str, str] | None = None  # request fields of minor units and currency
-    ceiling: str | None = None  # sum per business object that may not be passed
+    ceiling: str | None = None  # request field: minor units that all of this action on one object may come to
+    # A settled operation stays for the longest of key_retention and these; then a tombstone answers for it.
+    replay_window: timedelta = timedelta(days=30)  # how late the same request may come again
+    dispute_window: timedelta = timedelta(days=180)  # how long somebody may ask what was done, and for proof
+    message_lifetime: timedelta = timedelta(days=14)  # how long a queue or a webhook may still deliver it
+    shred_after: timedelta | None = None  # settled for so long: what is sealed is emptied; None: when the row goes
     id_names_target: bool = False  # the provider's id names the thing acted on, so it may recur across operations
 
     def __post_init__(self) -> None:
@@ -80,6 +85,11 @@ class ActionSpec:
         for name in self.volatile:
             if name in self.compare:
                 raise ValueError(f"{name!r} is compared with what the provider shows, so it cannot be volatile")
+
+    @property
+    def keep(self) -> timedelta:
+        """How long a settled operation stays, and how old an intent may be that nothing here knows."""
+        return max(self.replay_window, self.key_retention, self.dispute_window, self.message_lifetime)
 
 
 @dataclass(frozen=True, kw_only=True)

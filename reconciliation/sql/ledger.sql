@@ -69,6 +69,16 @@ BEGIN
                AND (p_entries->0->>'data')::jsonb->>'status' = 'applied');
     END IF;
     v_now := aftercall_now();
+    IF EXISTS (SELECT 1 FROM reconciliation_tombstone t WHERE t.kind = 'operation' AND t.subject_id = p_operation) THEN
+        -- Heard of something whose row is gone: kept without it, and shown to a person.
+        PERFORM ledger_journal(NULL, NULL, v_now, p_entries);
+        INSERT INTO reconciliation_signal (kind, tenant, subject, since, seen_at, detail, told_open, told_cleared)
+        SELECT 'heard_after_pruning', t.tenant, 'operation:' || p_operation, v_now, v_now,
+               'A report about it came after its row was pruned.', false, false
+          FROM reconciliation_tombstone t WHERE t.kind = 'operation' AND t.subject_id = p_operation
+            ON CONFLICT DO NOTHING;
+        RETURN v_now;
+    END IF;
     PERFORM ledger_journal(p_operation, p_run, v_now, p_entries);
     RETURN v_now;
 END $$;
@@ -288,6 +298,7 @@ DECLARE
     v_run reconciliation_run;
     v_other reconciliation_operation;
     v_now timestamptz;
+    v_held record;
     v_lineage bytea := (p_row->>'lineage')::bytea;
     v_version int := (p_row->>'intent_version')::int;
     v_run_id bigint := (p_row->>'run_id')::bigint;
@@ -309,6 +320,14 @@ BEGIN
     END IF;
     -- Two versions of one intent serialise here, so that neither can slip past the other (rule 9).
     PERFORM pg_advisory_xact_lock(('x' || encode(substring(v_lineage FROM 1 FOR 8), 'hex'))::bit(64)::bigint);
+    FOR v_held IN SELECT t.subject_id, t.intent_version FROM reconciliation_tombstone t
+                   WHERE t.lineage = v_lineage AND t.intent_version >= v_version ORDER BY t.intent_version LIMIT 1
+    LOOP
+        -- It is known although its row is gone: answered from what is left of it.
+        RETURN QUERY SELECT CASE WHEN v_held.intent_version = v_version THEN 'pruned' ELSE 'newer_version_exists' END,
+                            v_held.subject_id, aftercall_now(), ''::text;
+        RETURN;
+    END LOOP;
     FOR v_other IN
         SELECT * FROM reconciliation_operation o WHERE o.lineage = v_lineage ORDER BY o.intent_version
     LOOP
@@ -333,12 +352,31 @@ BEGIN
         RETURN;
     END IF;
     v_now := aftercall_now();
+    IF (p_row->>'intended_at')::timestamptz < v_now - (p_row->>'horizon')::numeric * interval '1 second' THEN
+        -- Nothing here knows it any more, and nothing could: whether it was done before cannot be told.
+        RETURN QUERY SELECT 'too_old'::text, NULL::bigint, v_now, ''::text;
+        RETURN;
+    END IF;
     v_new := jsonb_populate_record(
         NULL::reconciliation_operation,
         v_blank || p_row || ledger_patch(NULL, jsonb_build_object('created_at', v_now, 'updated_at', v_now), p_after, NULL, v_now)
     );
     v_new.id := nextval(pg_get_serial_sequence('reconciliation_operation', 'id'));
+    IF random() * (p_row->>'mass_limit')::int < 16 THEN
+        PERFORM ledger_mass_guard(v_new, (p_row->>'mass_limit')::int);
+    END IF;
+    IF v_new.state = 'pending' AND (v_new.ceiling_minor IS NOT NULL
+       OR EXISTS (SELECT 1 FROM reconciliation_limit l WHERE l.lifted_at IS NULL)) THEN
+        SELECT * INTO v_held FROM ledger_limited(v_new, 1);
+        IF v_held.code IS NOT NULL THEN
+            RETURN QUERY SELECT 'limited'::text, v_held.limit_id, v_now, concat_ws(' ', v_held.code, v_held.wait);
+            RETURN;
+        END IF;
+    END IF;
     INSERT INTO reconciliation_operation SELECT v_new.*;
+    IF p_row->>'held_code' IS NOT NULL THEN
+        PERFORM ledger_note_held(v_new.id, (p_row->>'held_by')::bigint, p_row->>'held_code', v_now);
+    END IF;
     PERFORM ledger_journal(v_new.id, NULL, v_now, p_journal);
     PERFORM audit_append('operation:' || v_new.id, v_new.tenant, 'transition', NULL, v_new.state, v_new.version,
                          p_body, p_openings);
@@ -370,6 +408,7 @@ DECLARE
     v_run_id bigint;
     v_now timestamptz;
     v_refused text;
+    v_held record;
 BEGIN
     SELECT o.run_id INTO v_run_id FROM reconciliation_operation o WHERE o.id = p_id;
     IF v_run_id IS NOT NULL THEN
@@ -392,6 +431,7 @@ BEGIN
               AND n.provider = v_old.provider AND n.account = v_old.account AND n.action = v_old.action
               AND n.first_sent_at IS NOT NULL) THEN 'newer_sent'
         WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
+        WHEN p_to = 'pending' AND v_old.shredded_at IS NOT NULL THEN 'shredded'
         WHEN (p_to = 'pending' OR 'unreported' = ANY (p_guard)) AND ledger_applied_reported(p_id) THEN 'reported_applied'
         WHEN p_to = 'pending' AND v_run_id IS NOT NULL
             AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, p_run_generation) THEN 'run_not_held'
@@ -404,6 +444,15 @@ BEGIN
     IF v_refused IS NOT NULL THEN
         RETURN QUERY SELECT v_refused, p_id, v_now, coalesce(v_old.state, '')::text, v_old.version;
         RETURN;
+    END IF;
+    IF p_to = 'pending' AND (v_old.ceiling_minor IS NOT NULL
+       OR EXISTS (SELECT 1 FROM reconciliation_limit l WHERE l.lifted_at IS NULL)) THEN
+        SELECT * INTO v_held FROM ledger_held_back(v_old);
+        IF v_held.code IS NOT NULL THEN
+            RETURN QUERY SELECT 'limited'::text, v_held.limit_id, v_now, concat_ws(' ', v_held.code, v_held.wait),
+                                v_old.version;
+            RETURN;
+        END IF;
     END IF;
     v_new := jsonb_populate_record(v_old, ledger_patch(
         CASE WHEN p_once IS NULL THEN NULL ELSE to_jsonb(v_old) END, p_patch, p_after, p_once, v_now));
@@ -481,6 +530,7 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_new reconciliation_run;
     v_now timestamptz := aftercall_now();
+    v_lineage bytea;
     v_blank CONSTANT jsonb := '{"version": 1, "generation": 0, "lease_owner": "", "waiting_for": "",
         "escalation_reason": "", "reason_code": "", "lock": "", "lock_held": false, "waived": [], "replans": 0, "voided": [],
         "input_shown": "{}", "input_sealed": "", "requested_by": "", "owners": [],
@@ -494,6 +544,13 @@ BEGIN
     v_new := jsonb_populate_record(NULL::reconciliation_run, v_blank || p_row || ledger_patch(
         NULL, jsonb_build_object('created_at', v_now, 'updated_at', v_now), p_after, NULL, v_now));
     v_new.id := nextval(pg_get_serial_sequence('reconciliation_run', 'id'));
+    -- A pruning of the same run commits before this look, or comes after this birth.
+    v_lineage := ledger_run_lineage(v_new.tenant, v_new.workflow_type, v_new.workflow_id);
+    PERFORM ledger_lock_lineage(v_lineage);
+    IF EXISTS (SELECT 1 FROM reconciliation_tombstone t WHERE t.lineage = v_lineage) THEN
+        RETURN QUERY SELECT 'pruned'::text, NULL::bigint, v_now, ''::text;
+        RETURN;
+    END IF;
     INSERT INTO reconciliation_run SELECT v_new.* ON CONFLICT (tenant, workflow_type, workflow_id) DO NOTHING;
     IF NOT FOUND THEN
         RETURN QUERY SELECT 'exists'::text, NULL::bigint, v_now, ''::text;

@@ -1,0 +1,189 @@
+-- Pruning and shredding: the only ways in which a row of the ledger or its journal goes. Each call is one small
+-- transaction about one subject; a row that somebody else has locked is left for the next time, so that two prunings
+-- at once are harmless. Locks: run, lineage, operation, audit subject.
+
+CREATE OR REPLACE FUNCTION ledger_lock_lineage(p_lineage bytea)
+RETURNS void LANGUAGE sql SET search_path = public, pg_temp AS $$
+    SELECT pg_advisory_xact_lock(('x' || encode(substring(p_lineage FROM 1 FOR 8), 'hex'))::bit(64)::bigint);
+$$;
+
+-- What a run is known by after its row is gone.
+CREATE OR REPLACE FUNCTION ledger_run_lineage(p_tenant text, p_type text, p_workflow text)
+RETURNS bytea LANGUAGE sql IMMUTABLE SET search_path = public, pg_temp AS $$
+    SELECT sha256(convert_to(jsonb_build_array('run', p_tenant, p_type, p_workflow)::text, 'UTF8'));
+$$;
+
+CREATE OR REPLACE FUNCTION ledger_bury(p_stone reconciliation_tombstone)
+RETURNS void LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
+BEGIN
+    p_stone.id := nextval(pg_get_serial_sequence('reconciliation_tombstone', 'id'));
+    p_stone.pruned_at := aftercall_now();
+    INSERT INTO reconciliation_tombstone SELECT p_stone.*;
+END $$;
+
+-- Why an operation must stay, or ''. p_keep: seconds since it was settled.
+CREATE OR REPLACE FUNCTION ledger_kept_because(p_op reconciliation_operation, p_keep numeric)
+RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT CASE
+        WHEN p_op.state NOT IN ('succeeded', 'failed_terminal', 'terminated') THEN 'open'
+        WHEN p_op.escalated_at IS NOT NULL THEN 'escalated'
+        WHEN p_op.unknown_attempts <> '{}' AND p_op.state <> 'succeeded' THEN 'unknown'
+        WHEN p_op.due_at IS NOT NULL THEN 'due'
+        WHEN p_op.settled_at > aftercall_now() - greatest(p_keep, 86400) * interval '1 second' THEN 'young'
+        WHEN p_op.same_key_until > aftercall_now() THEN 'key_remembered'
+        WHEN EXISTS (SELECT 1 FROM reconciliation_operation u WHERE u.undo_of_id = p_op.id) THEN 'undo'
+        WHEN EXISTS (SELECT 1 FROM reconciliation_run r WHERE r.id = p_op.run_id
+                     AND (r.settled_at IS NULL OR r.escalated_at IS NOT NULL OR r.lock_held)) THEN 'run'
+        ELSE '' END;
+$$;
+
+CREATE OR REPLACE FUNCTION ledger_prune_operation(p_id bigint, p_keep numeric, p_body text)
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_op reconciliation_operation;
+    v_stone reconciliation_tombstone;
+    v_run_id bigint;
+    v_lineage bytea;
+    v_why text;
+BEGIN
+    SELECT o.run_id, o.lineage INTO v_run_id, v_lineage FROM reconciliation_operation o WHERE o.id = p_id;
+    IF v_run_id IS NOT NULL THEN
+        PERFORM 1 FROM reconciliation_run r WHERE r.id = v_run_id FOR SHARE SKIP LOCKED;
+        IF NOT FOUND THEN
+            RETURN 'busy';
+        END IF;
+    END IF;
+    -- A claim of this identity sees the row or the tombstone, never neither (see ledger_open).
+    PERFORM ledger_lock_lineage(v_lineage);
+    SELECT * INTO v_op FROM reconciliation_operation o WHERE o.id = p_id FOR UPDATE SKIP LOCKED;
+    IF v_op.id IS NULL THEN
+        RETURN 'busy';
+    END IF;
+    v_why := ledger_kept_because(v_op, p_keep);
+    IF v_why <> '' THEN
+        RETURN v_why;
+    END IF;
+    v_stone.kind := 'operation';
+    v_stone.subject_id := p_id;
+    v_stone.tenant := v_op.tenant;
+    v_stone.lineage := v_op.lineage;
+    v_stone.intent_version := v_op.intent_version;
+    v_stone.key_hash := sha256(convert_to(v_op.key, 'UTF8'));
+    v_stone.fingerprint := v_op.fingerprint;
+    v_stone.state := v_op.state;
+    v_stone.basis := v_op.basis;
+    v_stone.reason_code := v_op.reason_code;
+    v_stone.version := v_op.version + 1;
+    v_stone.settled_at := v_op.settled_at;
+    PERFORM ledger_bury(v_stone);
+    -- The journal's trigger lets go of the rows of this one subject, in this transaction, and of no other.
+    PERFORM set_config('aftercall.pruning', 'operation:' || p_id, true);
+    DELETE FROM reconciliation_journalentry j WHERE j.operation_id = p_id;
+    PERFORM set_config('aftercall.pruning', '', true);
+    DELETE FROM reconciliation_limituse u WHERE u.operation_id = p_id;
+    DELETE FROM reconciliation_heldback h WHERE h.operation_id = p_id;
+    DELETE FROM reconciliation_operation o WHERE o.id = p_id;
+    PERFORM audit_append('operation:' || p_id, v_op.tenant, 'pruned', v_op.state, 'pruned', v_op.version + 1, p_body, NULL);
+    RETURN 'pruned';
+END $$;
+
+-- A run goes after all of its operations.
+CREATE OR REPLACE FUNCTION ledger_prune_run(p_id bigint, p_keep numeric, p_body text)
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_run reconciliation_run;
+    v_stone reconciliation_tombstone;
+BEGIN
+    SELECT ledger_run_lineage(r.tenant, r.workflow_type, r.workflow_id) INTO v_stone.lineage
+      FROM reconciliation_run r WHERE r.id = p_id;
+    PERFORM ledger_lock_lineage(v_stone.lineage);
+    SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = p_id FOR UPDATE SKIP LOCKED;
+    IF v_run.id IS NULL THEN
+        RETURN 'busy';
+    ELSIF v_run.settled_at IS NULL THEN
+        RETURN 'open';
+    ELSIF v_run.escalated_at IS NOT NULL THEN
+        RETURN 'escalated';
+    ELSIF v_run.settled_at > aftercall_now() - greatest(p_keep, 86400) * interval '1 second' THEN
+        RETURN 'young';
+    ELSIF EXISTS (SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_id) THEN
+        RETURN 'operations';
+    END IF;
+    v_stone.kind := 'run';
+    v_stone.subject_id := p_id;
+    v_stone.tenant := v_run.tenant;
+    v_stone.intent_version := 0;
+    v_stone.fingerprint := v_run.input_fingerprint;
+    v_stone.state := v_run.state;
+    v_stone.basis := '';
+    v_stone.reason_code := v_run.reason_code;
+    v_stone.version := v_run.version + 1;
+    v_stone.settled_at := v_run.settled_at;
+    PERFORM ledger_bury(v_stone);
+    PERFORM set_config('aftercall.pruning', 'run:' || p_id, true);
+    DELETE FROM reconciliation_journalentry j WHERE j.run_id = p_id;
+    DELETE FROM reconciliation_chosen c WHERE c.run_id = p_id;
+    PERFORM set_config('aftercall.pruning', '', true);
+    DELETE FROM reconciliation_run r WHERE r.id = p_id;
+    PERFORM audit_append('run:' || p_id, v_run.tenant, 'pruned', v_run.state, 'pruned', v_run.version + 1, p_body, NULL);
+    RETURN 'pruned';
+END $$;
+
+-- Empties what is sealed of a settled operation and of its journal; what may be seen stays.
+CREATE OR REPLACE FUNCTION ledger_shred(p_id bigint, p_after numeric, p_body text)
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_op reconciliation_operation;
+BEGIN
+    SELECT * INTO v_op FROM reconciliation_operation o WHERE o.id = p_id FOR NO KEY UPDATE SKIP LOCKED;
+    IF v_op.id IS NULL THEN
+        RETURN 'busy';
+    ELSIF v_op.state NOT IN ('succeeded', 'failed_terminal', 'terminated') THEN
+        RETURN 'open';
+    ELSIF v_op.escalated_at IS NOT NULL THEN
+        RETURN 'escalated';
+    ELSIF v_op.unknown_attempts <> '{}' AND v_op.state <> 'succeeded' THEN
+        RETURN 'unknown';
+    ELSIF v_op.settled_at > aftercall_now() - p_after * interval '1 second' THEN
+        RETURN 'young';
+    ELSIF EXISTS (SELECT 1 FROM reconciliation_run r WHERE r.id = v_op.run_id AND r.settled_at IS NULL) THEN
+        RETURN 'run';  -- later steps, and undos, are built from its result
+    ELSIF v_op.shredded_at IS NOT NULL THEN
+        RETURN 'shredded';
+    END IF;
+    PERFORM set_config('aftercall.pruning', 'operation:' || p_id, true);
+    UPDATE reconciliation_journalentry j SET sealed = '' WHERE j.operation_id = p_id AND j.sealed <> '';
+    PERFORM set_config('aftercall.pruning', '', true);
+    UPDATE reconciliation_operation o SET request_sealed = '', result_sealed = '', shredded_at = aftercall_now(),
+        version = o.version + 1, updated_at = aftercall_now() WHERE o.id = p_id;
+    PERFORM audit_append('operation:' || p_id, v_op.tenant, 'shredded', v_op.state, v_op.state, v_op.version + 1, p_body, NULL);
+    RETURN 'shredded';
+END $$;
+
+-- Tombstones go when no source could bring their intent back any more.
+CREATE OR REPLACE FUNCTION ledger_forget_tombstones(p_older numeric, p_limit int)
+RETURNS int LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_count int;
+BEGIN
+    DELETE FROM reconciliation_tombstone t WHERE t.id IN (
+        SELECT d.id FROM reconciliation_tombstone d
+         WHERE d.pruned_at < aftercall_now() - greatest(p_older, 86400 * 30) * interval '1 second'
+         ORDER BY d.pruned_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
+
+-- Uses that no window counts any more.
+CREATE OR REPLACE FUNCTION ledger_forget_uses(p_limit int)
+RETURNS int LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_count int;
+BEGIN
+    DELETE FROM reconciliation_limituse u WHERE u.id IN (
+        SELECT d.id FROM reconciliation_limituse d JOIN reconciliation_limit l ON l.id = d.limit_id
+         WHERE d.at < aftercall_now() - l.window_seconds * interval '1 second' OR l.lifted_at IS NOT NULL
+         LIMIT p_limit FOR UPDATE OF d SKIP LOCKED);
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    RETURN v_count;
+END $$;
