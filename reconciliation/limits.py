@@ -11,10 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import Q
-
-from audit import log
 
 from . import pressing, transition
 from .actors import Actor, Permission
@@ -105,13 +103,8 @@ def _set(wanted: Wanted, actor: Actor, reason: str) -> tuple[Verdict, str]:
         return _refused("limit:new", wanted.tenant, actor, reason, refusal)
     columns = {name: value for name, value in vars(wanted).items() if value is not None}
     who = {"set_by": actor.id, "set_by_name": actor.name[:200], "reason": reason}
-    body, openings = log.body(actor.fact("limit_set", reason=reason, **columns))
-    with connections[transition.ALIAS].cursor() as cursor:
-        cursor.execute(
-            "SELECT ledger_set_limit(%s::jsonb, %s, %s::jsonb)",
-            [transition.as_json({**columns, **who}), body, log.openings_json(openings)],
-        )
-        (pk,) = cursor.fetchone()
+    fact = actor.fact("limit_set", reason=reason, **columns)
+    pk = transition.set_limit(row={**columns, **who}, fact=fact)
     if pk is None:
         return Verdict.JOINED, "The same one is set already; nothing was changed."
     return Verdict.DONE, "Set. Every claim from now on reads it; what is in flight is not stopped."
@@ -129,13 +122,8 @@ def _lift(limit: Limit, version: int, actor: Actor, reason: str) -> tuple[Verdic
         _check(actor, reason)
     except NotAllowed as refusal:
         return _refused(limit.subject, limit.tenant, actor, reason, refusal)
-    body, openings = log.body(actor.fact("limit_lifted", reason=reason))
-    with connections[transition.ALIAS].cursor() as cursor:
-        cursor.execute(
-            "SELECT ledger_lift_limit(%s, %s, %s, %s, %s::jsonb)",
-            [limit.pk, version, actor.id, body, log.openings_json(openings)],
-        )
-        (lifted,) = cursor.fetchone()
+    fact = actor.fact("limit_lifted", reason=reason)
+    lifted = transition.lift_limit(limit.pk, version=version, by=actor.id, fact=fact)
     if not lifted:
         return Verdict.CONFLICT, "Nothing was changed: it was released or changed already."
     return Verdict.DONE, "Released. What it held back is due now."

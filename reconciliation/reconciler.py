@@ -325,6 +325,9 @@ def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed) -> Loo
     except IntegrityError:
         judgement = to_a_person(evidence, "effect_claimed_elsewhere")
         moved = _move(evidence, judgement, actor, observed)
+    except TransitionRefused:
+        transition.note(operation.subject, [observed])  # it moved on, or was pruned, meanwhile; what was seen is kept
+        raise
     log.error("applied_after_all", operation=operation.pk, reason=judgement.reason_code)
     current = Operation.objects.get(pk=operation.pk)
     return LookedUp(operation=current, finding=finding, judgement=judgement, moved=moved)

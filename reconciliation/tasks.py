@@ -9,9 +9,10 @@ from django.db import connections
 from django_q.models import OrmQ
 from django_q.tasks import async_task
 
-from . import schedules, spool, sweeping, transition, workers
+from . import retention, schedules, spool, sweeping, transition, watch, workers
 from .models import Approval, Operation, Run, Tick
 
+WATCH_EVERY = 15.0  # seconds
 ROUNDS = 20  # a drain ends by itself well before the queue would take it for lost; the beat asks again
 QUIET = timedelta(seconds=10)  # the health page takes a worker that has not been seen for 30 s for silent
 
@@ -42,7 +43,26 @@ def beat_once() -> None:
     schedules.tick()
     if (_anything_due() or _long_quiet()) and OrmQ.objects.count() < settings.Q_CLUSTER["workers"]:
         wake()
+    if _is_time("watch", every=WATCH_EVERY):
+        opened, cleared = watch.look()  # before this beat is on record, so that the silence before it is seen
+        tick("watch", by=workers.me(), handled=opened + cleared)
+    if _is_time("retention", every=settings.AFTERCALL_RETENTION_EVERY):
+        tick("retention", by=workers.me(), handled=0)
+        async_task("reconciliation.tasks.retain", group="retention")
     tick("beat", by=workers.me(), handled=0)
+
+
+def retain() -> str:
+    """One bounded round of retention. The task of the queue's workers; a lost one is made up for an hour later."""
+    tally = retention.tend()
+    tick("retention", by=workers.me(), handled=tally.pruned.total())
+    return tally.told()
+
+
+def _is_time(duty: str, *, every: float) -> bool:
+    """Whether a duty was last done `every` seconds ago or longer. Two beats may both say so; that is harmless."""
+    at = Tick.objects.filter(name=duty).values_list("at", flat=True).first()
+    return at is None or (transition.database_now() - at).total_seconds() >= every
 
 
 def _anything_due() -> bool:

@@ -417,6 +417,45 @@ def heartbeat_run(subject: Subject, *, generation: int, seconds: float) -> datet
     return lease
 
 
+# Limits, and what retention takes away
+
+
+def set_limit(*, row: Mapping[str, Any], fact: Fact) -> int | None:
+    """Record a limit; None where the same one is in force already."""
+    body, openings = log.body(fact)
+    (pk,) = _call("SELECT ledger_set_limit(%s::jsonb, %s, %s::jsonb)", [_json(row), body, _json(openings or None)])
+    return None if pk is None else int(pk)
+
+
+def lift_limit(pk: int, *, version: int, by: str, fact: Fact) -> bool:
+    """End a limit and make due what it held back. False where it is at another version or ended."""
+    body, openings = log.body(fact)
+    values = [pk, version, by, body, _json(openings or None)]
+    (lifted,) = _call("SELECT ledger_lift_limit(%s, %s, %s, %s, %s::jsonb)", values)
+    return bool(lifted)
+
+
+def prune(subject: Subject, *, keep: float, fact: Fact) -> str:
+    """Take a settled subject's row and journal away and leave a tombstone: "pruned", or why it must stay."""
+    body, _none = log.body(fact)
+    (verdict,) = _call(f"SELECT ledger_prune_{subject.kind}(%s, %s, %s)", [subject.pk, keep, body])
+    return str(verdict)
+
+
+def shred(subject: Subject, *, after: float, fact: Fact) -> str:
+    """Empty what is sealed of an operation settled `after` seconds ago: "shredded", or why it must stay."""
+    body, _none = log.body(fact)
+    (verdict,) = _call("SELECT ledger_shred(%s, %s, %s)", [subject.pk, after, body])
+    return str(verdict)
+
+
+def forget(*, tombstones_older: float, limit: int) -> int:
+    """Drop tombstones and window counts that nothing can ask for any more. Returns how many."""
+    (stones,) = _call("SELECT ledger_forget_tombstones(%s, %s)", [tombstones_older, limit])
+    (uses,) = _call("SELECT ledger_forget_uses(%s)", [limit])
+    return int(stones) + int(uses)
+
+
 def take_due(kind: Kind, *, limit: int, again: float) -> list[int]:
     """Ids of due work, each handed to one caller, due again in `again` seconds should that caller be lost."""
     with connections[ALIAS].cursor() as cursor:
@@ -450,11 +489,6 @@ def _call(statement: str, values: Sequence[Any]) -> Any:
     with connections[ALIAS].cursor() as cursor:
         cursor.execute(statement, values)
         return cursor.fetchone()
-
-
-def as_json(value: Any) -> str:
-    """As the functions of the database take it."""
-    return _write_row(value)
 
 
 def _json(value: Any) -> str | None:

@@ -69,7 +69,8 @@ def test_what_writes_something_else_is_left_alone(line):
 
 COLUMNS = {
     "reconciliation_operation": "state", "reconciliation_run": "state", "reconciliation_journalentry": "kind",
-    "reconciliation_move": "target", "audit_entry": "to_state",
+    "reconciliation_move": "target", "audit_entry": "to_state", "reconciliation_limit": "kind",
+    "reconciliation_tombstone": "state",
 }  # fmt: skip
 
 

@@ -1,0 +1,133 @@
+"""Retention: what is settled goes after its time, and a tombstone answers for it.
+
+An action says how long its operations stay (`ActionSpec.keep`: the longest of replay window, the provider's memory of
+keys, dispute window and message lifetime). Open work, unfinished runs, what is unknown or escalated, and what an undo
+still refers to stay whatever their age: sql/retention.sql asks that again under the row's lock. Every subject is one
+small transaction, so that pruning can be stopped anywhere and may run twice at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import structlog
+from django.conf import settings
+from django.db import IntegrityError
+
+from . import reconciler, transition
+from .actors import Actor
+from .models import Operation, Run
+from .providers.base import ActionSpec
+from .states import RUN_TERMINAL, TERMINAL, Subject
+
+log = structlog.get_logger(__name__)
+
+KEEPER = Actor(id="system:retention", kind="system")
+BATCH = 500
+LEAST = timedelta(days=1)  # what the database insists on, whatever an action declares
+
+
+@dataclass
+class Tally:
+    """What one round did, or would do: by subject kind and verdict."""
+
+    pruned: Counter[str] = field(default_factory=Counter)
+    kept: Counter[str] = field(default_factory=Counter)
+    shredded: int = 0
+    forgotten: int = 0
+
+    def told(self) -> str:
+        """In one sentence."""
+        gone = f"{self.pruned['operation']} operations and {self.pruned['run']} runs pruned, {self.shredded} shredded"
+        kept = ", ".join(f"{number} {why}" for why, number in sorted(self.kept.items()))
+        return f"{gone}; {self.forgotten} tombstones and counts forgotten; kept for now: {kept or 'none that was due'}."
+
+
+def tend(*, limit: int = BATCH, dry_run: bool = False) -> Tally:
+    """One round: shred, prune operations (undos before what they undo), prune runs, forget. `limit` of each."""
+    tally = Tally()
+    for operation, spec in _shreddable(limit):
+        if dry_run or _shred(operation, spec) == "shredded":
+            tally.shredded += 1
+    for operation, spec in _prunable(limit):
+        _count(tally, "operation", "pruned" if dry_run else _prune(operation.subject, spec.keep))
+    for run in _prunable_runs(limit):
+        _count(tally, "run", "pruned" if dry_run else _prune(run.subject, _run_keep()))
+    if not dry_run:
+        tally.forgotten = transition.forget(tombstones_older=settings.AFTERCALL_TOMBSTONES, limit=limit)
+    return tally
+
+
+def _count(tally: Tally, kind: str, verdict: str) -> None:
+    if verdict == "pruned":
+        tally.pruned[kind] += 1
+    else:
+        tally.kept[verdict] += 1
+
+
+def _prune(subject: Subject, keep: timedelta) -> str:
+    try:
+        return transition.prune(subject, keep=keep.total_seconds(), fact=KEEPER.fact("pruned"))
+    except IntegrityError:  # something else in the ledger still refers to it
+        log.info("not_pruned", subject=str(subject), why="referred to")
+        return "referred_to"
+
+
+def _shred(operation: Operation, spec: ActionSpec) -> str:
+    assert spec.shred_after is not None
+    return transition.shred(operation.subject, after=spec.shred_after.total_seconds(), fact=KEEPER.fact("shredded"))
+
+
+def _settled() -> Iterator[tuple[tuple[str, str], ActionSpec]]:
+    """Each action that the ledger holds settled operations of, with what it promises; unknown ones keep longest."""
+    names = Operation.objects.filter(state__in=TERMINAL).values_list("provider", "action").distinct().order_by()
+    for provider, action in names:
+        spec = reconciler.spec_or_none(Operation(provider=provider, action=action))
+        yield (provider, action), spec or ActionSpec()
+
+
+def _prunable(limit: int) -> Iterator[tuple[Operation, ActionSpec]]:
+    now = transition.database_now()
+    for (provider, action), spec in _settled():
+        rows = Operation.objects.filter(
+            provider=provider, action=action, state__in=TERMINAL, escalated_at__isnull=True, due_at__isnull=True,
+            settled_at__lt=_before(now, spec.keep),
+        )  # fmt: skip
+        # An undo is younger than what it undoes and goes first; what runs still need is passed over by the query.
+        gone = rows.exclude(run__settled_at__isnull=True, run__isnull=False).order_by("-id")
+        for operation in gone.only("pk", "provider", "action")[:limit]:
+            yield operation, spec
+
+
+def _before(now: datetime, keep: timedelta) -> datetime:
+    return now - max(keep, LEAST)
+
+
+def _shreddable(limit: int) -> Iterator[tuple[Operation, ActionSpec]]:
+    now = transition.database_now()
+    for (provider, action), spec in _settled():
+        if spec.shred_after is None:
+            continue
+        rows = Operation.objects.filter(
+            provider=provider, action=action, state__in=TERMINAL, escalated_at__isnull=True,
+            settled_at__lt=now - spec.shred_after, shredded_at__isnull=True,
+        )  # fmt: skip
+        kept = rows.exclude(run__settled_at__isnull=True, run__isnull=False)
+        for operation in kept.only("pk", "provider", "action")[:limit]:
+            yield operation, spec
+
+
+def _run_keep() -> timedelta:
+    """A run stays for as long as an action that declares nothing: its id may come again as late."""
+    return ActionSpec().keep
+
+
+def _prunable_runs(limit: int) -> list[Run]:
+    before = _before(transition.database_now(), _run_keep())
+    rows = Run.objects.filter(
+        state__in=RUN_TERMINAL, settled_at__lt=before, escalated_at__isnull=True, operations__isnull=True
+    )
+    return list(rows.only("pk").order_by("pk")[:limit])
