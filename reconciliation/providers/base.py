@@ -86,6 +86,9 @@ class ActionSpec:
             if name in self.compare:
                 raise ValueError(f"{name!r} is compared with what the provider shows, so it cannot be volatile")
 
+        if self.ceiling is not None and (self.money is None or self.ceiling in self.volatile):
+            raise ValueError("a ceiling needs money, and cannot be volatile: it is what the sum is held against")
+
     @property
     def keep(self) -> timedelta:
         """How long a settled operation stays, and how old an intent may be that nothing here knows."""
