@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
@@ -70,6 +71,14 @@ def tenants_of(request: HttpRequest, permission: Permission = Permission.VIEW) -
 def actor_for(request: HttpRequest, tenant: str) -> Actor:
     """The signed-in person with what their role in `tenant` allows; nothing where they have none."""
     return actor_of(request.user, role=roles_of(request).get(tenant, ""))
+
+
+def actor_for_all(request: HttpRequest) -> Actor:
+    """The signed-in person with what they may do in every tenant that there is: for what touches all of them."""
+    roles = roles_of(request)
+    held = [permissions(roles.get(slug, "")) for slug in Tenant.objects.values_list("slug", flat=True)]
+    everywhere = frozenset.intersection(*held) if held else frozenset()
+    return replace(actor_of(request.user, role=""), permissions=everywhere)
 
 
 def actor_of(user: User | AnonymousUser, *, role: str) -> Actor:

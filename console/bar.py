@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from console import access, example, processes
 from console.views.approvals import waiting_for
+from reconciliation import limits, wording
 from reconciliation.actions import Permission
 
 _ENTRIES = (
@@ -29,6 +30,7 @@ def bar(request: HttpRequest) -> dict[str, Any]:
     return facts | {
         "entries": entries,
         "counts": _counts(request),
+        "stops": [(limit, wording.limit(limit)) for limit in limits.stops(access.tenants_of(request))],
         "here": request.resolver_match.url_name if request.resolver_match else "",
         "roles": ", ".join(sorted(set(access.roles_of(request).values()))) or "no role",
         "people": example.PEOPLE if settings.AFTERCALL_EXAMPLE else {},

@@ -7,6 +7,7 @@ from typing import Any
 from django import forms
 
 from reconciliation.actions import Press
+from reconciliation.limits import KINDS, Wanted
 
 LONGEST_REASON = 2000
 _INPUT = "input_"
@@ -38,6 +39,43 @@ class PressForm(forms.Form):
             return f"The reason is longer than {LONGEST_REASON} characters. Nothing was done."
         missing = " and ".join(name for name in ("action", "version", "token") if name in self.errors)
         return f"The form came without a usable {missing}, so nothing was done. Open the page again and press there."
+
+
+class LiftForm(forms.Form):
+    """The release of a stop switch or limit, as it was drawn."""
+
+    token = forms.UUIDField()
+    version = forms.IntegerField(min_value=1)
+    reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True)
+
+    def problem(self) -> str:
+        """What is wrong with the form, for the person who sent it."""
+        return "The form cannot be read, so nothing was done. Open the page again and press there."
+
+
+class LimitForm(forms.Form):
+    """A stop switch or a limit to be. What is left empty covers everything."""
+
+    kind = forms.ChoiceField(choices=[(kind, kind) for kind in KINDS])
+    token = forms.UUIDField()
+    tenant = forms.CharField(max_length=64, required=False)
+    provider = forms.CharField(max_length=64, required=False, strip=True)
+    action = forms.CharField(max_length=120, required=False, strip=True)
+    workflow_type = forms.CharField(max_length=200, required=False, strip=True)
+    currency = forms.CharField(max_length=8, required=False, strip=True)
+    most = forms.IntegerField(min_value=1, required=False)
+    window_seconds = forms.IntegerField(min_value=1, required=False)
+    reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True)
+
+    def wanted(self) -> Wanted:
+        """The limit that the form asks for."""
+        names = ("kind", "tenant", "provider", "action", "workflow_type", "currency", "most", "window_seconds")
+        return Wanted(**{name: self.cleaned_data[name] for name in names})
+
+    def problem(self) -> str:
+        """What is wrong with the form, for the person who sent it."""
+        wrong = " and ".join(name.replace("_", " ") for name in self.errors)
+        return f"The form came without a usable {wrong}, so nothing was set."
 
 
 class AuditForm(forms.Form):

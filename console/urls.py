@@ -2,7 +2,7 @@
 
 from django.urls import include, path
 
-from console.views import approvals, audit, cases, errors, health, people, queue, runs
+from console.views import approvals, audit, cases, errors, health, limits, people, queue, runs
 
 urlpatterns = [
     path("", queue.queue, name="queue"),
@@ -18,6 +18,10 @@ urlpatterns = [
     path("audit/<int:pk>", audit.entry, name="audit_entry"),
     path("audit/export", audit.export, name="audit_export"),
     path("health", health.health, name="health"),
+    path("limits", limits.limits, name="limits"),
+    path("limits/set", limits.set_limit, name="limit_set"),
+    path("limits/<int:pk>/lift", limits.lift, name="limit_lift"),
+    path("stops", limits.stops, name="stops"),
     path("healthz", health.healthz, name="healthz"),
     path("sign-in/<str:token>", people.sign_in_link, name="sign_in_link"),
     path("example/switch", people.switch, name="switch"),

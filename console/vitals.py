@@ -11,10 +11,12 @@ import tzdata
 from django.db import connection
 from django.db.models import Count, Min, Q
 from django.template.defaultfilters import filesizeformat
+from django.urls import reverse
 from django.utils import timezone
 from django_q.models import OrmQ
 
-from reconciliation.models import Operation, Run, Tick, Worker
+from reconciliation import watch
+from reconciliation.models import Operation, Run, Signal, Tick, Worker
 from reconciliation.transition import database_now
 from reconciliation.wording import duration
 
@@ -33,6 +35,31 @@ class Check:
     bad: str = ""
     table: list[list[str]] = field(default_factory=list)
     columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Told:
+    """A signal, what it means, and the page of its subject ("" where it has none)."""
+
+    signal: Signal
+    title: str
+    url: str
+
+
+_PAGES = {"operation": "case", "run": "run"}
+
+
+def signals(tenants: list[str]) -> list[Told]:
+    """What is open and concerns these tenants or everybody, oldest first."""
+    rows = Signal.objects.filter(cleared_at__isnull=True, tenant__in=["", *tenants]).order_by("since")[:MOST]
+    return [Told(row, watch.title(row.kind), _url(row)) for row in rows]
+
+
+def _url(row: Signal) -> str:
+    kind, _, pk = row.subject.partition(":")
+    if kind == "limit":
+        return f"{reverse('limits')}#limit-{pk}"
+    return reverse(_PAGES[kind], args=[pk]) if kind in _PAGES and row.kind != "heard_after_pruning" else ""
 
 
 def checks() -> list[Check]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from .judgement import absence_provable_at
-from .models import JournalEntry, Operation, Run
+from .models import JournalEntry, Limit, Operation, Run
 from .providers.base import ActionSpec, Json, Repeat, Verdict
 from .states import RUN_TERMINAL, TERMINAL, ApprovalState, Basis, RunState, State
 
@@ -295,6 +295,32 @@ def run_label(state: str, *, escalated: bool = False) -> Label:
 def approval_label(state: str) -> Label:
     """The pill of a request for consent."""
     return APPROVAL_LABELS.get(state, Label("·", state, "calm"))
+
+
+@dataclass(frozen=True)
+class LimitTold:
+    """A limit in words: what it does, and where."""
+
+    what: str  # stopped | at most 3 in flight | at most 100 attempts in 60 s | at most 10.00 USD in 1 d 0 h
+    place: str  # pay/refund.create in acme
+
+
+def limit(row: Limit) -> LimitTold:
+    """A stop switch or limit for people."""
+    what = "/".join(filter(None, (row.provider, row.action))) or "everything"
+    of = f" of workflow {row.workflow_type}" if row.workflow_type else ""
+    where = f" in {row.tenant}" if row.tenant else " in every tenant"
+    return LimitTold(_limited(row), what + of + where)
+
+
+def _limited(row: Limit) -> str:
+    if row.kind == "stop" or row.most is None:
+        return "stopped"
+    if row.kind == "concurrency":
+        return f"at most {row.most} in flight"
+    window = duration(timedelta(seconds=row.window_seconds or 0))
+    how_much = money(row.most, row.currency) if row.kind == "amount" else f"{row.most} attempts"
+    return f"at most {how_much} in {window}"
 
 
 def reason(code: str) -> str:

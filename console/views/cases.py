@@ -17,7 +17,7 @@ from console.live import signed_in
 from console.sagas import run_steps
 from console.stories import story
 from console.templatetags.words import clock
-from reconciliation import sealing, wording
+from reconciliation import limits, sealing, wording
 from reconciliation.actions import Actor, Permission
 from reconciliation.models import JournalEntry, Operation
 from reconciliation.providers.base import ActionSpec, Json
@@ -59,6 +59,7 @@ def _facts(request: HttpRequest, operation: Operation, actor: Actor) -> dict[str
         "headline": wording.headline(operation, spec),
         "lede": wording.lede(operation, entries, clock=clock),
         "dispatch": wording.dispatch(operation, entries),
+        "held": limits.holding(operation),
         "steps": run_steps(operation.run) if operation.run else [],
         "run_label": _run_label(operation),
         "undos": list(operation.undos.order_by("id")),

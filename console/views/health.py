@@ -15,8 +15,8 @@ from reconciliation.actions import Permission
 @require_safe
 def health(request: HttpRequest) -> HttpResponse:
     """Each part with its number, and what it means when it is not as it should be."""
-    access.require(request, Permission.VIEW_HEALTH)
-    return live.answer(request, page="health.html", part="_health.html", facts=_facts())
+    tenants = access.require(request, Permission.VIEW_HEALTH)
+    return live.answer(request, page="health.html", part="_health.html", facts=_facts(tenants))
 
 
 @require_safe
@@ -30,6 +30,7 @@ def healthz(request: HttpRequest) -> HttpResponse:
     return HttpResponse("ok\n", content_type="text/plain")
 
 
-def _facts() -> dict[str, Any]:
+def _facts(tenants: list[str]) -> dict[str, Any]:
     checks = vitals.checks()
-    return {"checks": checks, "worst": [check for check in checks if check.bad], "section": "health"}
+    facts = {"checks": checks, "worst": [check for check in checks if check.bad], "section": "health"}
+    return facts | {"signals": vitals.signals(tenants)}

@@ -1,0 +1,117 @@
+"""Stop switches and limits: what is in force, and the forms that set and release it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from django.core.exceptions import BadRequest
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_POST, require_safe
+
+from console import access, live, pressing
+from console.forms import LiftForm, LimitForm
+from console.live import signed_in
+from console.views import errors
+from reconciliation import limits as domain
+from reconciliation import registry, wording
+from reconciliation.actions import Permission, Verdict
+from reconciliation.models import Limit
+
+LIFTED = 20  # of the past, as many as fit a glance
+
+
+@signed_in
+@require_safe
+def limits(request: HttpRequest) -> HttpResponse:
+    """What is in force for this person's tenants; `?done=<token>` shows how an earlier press ended."""
+    access.require(request, Permission.VIEW_HEALTH)
+    return live.answer(request, page="limits.html", part="_limits.html", facts=_facts(request))
+
+
+@signed_in
+@require_safe
+def stops(request: HttpRequest) -> HttpResponse:
+    """The banner of stop switches alone, for pages that are open."""
+    return render(request, "_stops.html")
+
+
+@signed_in
+@require_POST
+def set_limit(request: HttpRequest) -> HttpResponse:
+    """Set a stop switch or a limit."""
+    form = LimitForm(request.POST)
+    if not form.is_valid():
+        raise BadRequest(form.problem())
+    wanted = form.wanted()
+    if wanted.tenant and wanted.tenant not in access.tenants_of(request):
+        raise Http404(access.NOT_FOUND)
+    actor = access.actor_for_all(request) if not wanted.tenant else access.actor_for(request, wanted.tenant)
+    clean = form.cleaned_data
+    answer = domain.set_limit(wanted, actor=actor, reason=clean["reason"], token=clean["token"])
+    return _answered(request, answer, reason=clean["reason"], allowed=actor.may(Permission.STOP))
+
+
+@signed_in
+@require_POST
+def lift(request: HttpRequest, pk: int) -> HttpResponse:
+    """Release a stop switch or take a limit away."""
+    limit = Limit.objects.filter(pk=pk, tenant__in=["", *access.tenants_of(request)]).first()
+    if limit is None or not access.tenants_of(request):
+        raise Http404(access.NOT_FOUND)
+    form = LiftForm(request.POST)
+    if not form.is_valid():
+        raise BadRequest(form.problem())
+    actor = access.actor_for(request, limit.tenant) if limit.tenant else access.actor_for_all(request)
+    clean = form.cleaned_data
+    answer = domain.lift(limit, version=clean["version"], actor=actor, reason=clean["reason"], token=clean["token"])
+    return _answered(request, answer, reason=clean["reason"], allowed=actor.may(Permission.STOP))
+
+
+def _answered(request: HttpRequest, answer: domain.Answer, *, reason: str, allowed: bool) -> HttpResponse:
+    back = reverse("limits")
+    facts: dict[str, Any] = {"back": back, "back_label": "Back to the limits", "reason": reason}
+    if answer.verdict is Verdict.CONFLICT:
+        return errors.page(request, 409, "It changed since you looked", answer.message, "See it as it is now.", **facts)
+    if answer.verdict is Verdict.REFUSED:
+        status = 422 if allowed else 403
+        title = "Not done" if allowed else "Your role does not allow this"
+        return errors.page(
+            request, status, title, answer.message, "The attempt is on record. Nothing changed.", **facts
+        )
+    return redirect(f"{back}?done={answer.token}")
+
+
+def _facts(request: HttpRequest) -> dict[str, Any]:
+    tenants = access.tenants_of(request)
+    mine = access.tenants_of(request, Permission.STOP)
+    everywhere = access.actor_for_all(request).may(Permission.STOP)
+    rows = [
+        (
+            limit,
+            wording.limit(limit),
+            uuid.uuid4() if limit.tenant in mine or (not limit.tenant and everywhere) else None,
+        )
+        for limit in domain.in_force(tenants)
+    ]
+    lifted = Limit.objects.filter(tenant__in=["", *tenants], lifted_at__isnull=False).order_by("-lifted_at")[:LIFTED]
+    some = mine[0] if mine else ""
+    return {
+        "rows": rows,
+        "lifted": [(limit, wording.limit(limit)) for limit in lifted],
+        "answer": pressing.answered(request, actor=access.actor_for(request, some)),
+        "mine": mine,
+        "everywhere": everywhere,
+        "tokens": {"stop": uuid.uuid4(), "limit": uuid.uuid4()},
+        "providers": sorted(registry.providers()),
+        "actions": sorted({name for each in registry.providers().values() for name in each.actions}),
+        "workflows": sorted({name for name, _version in registry.workflows()}),
+        "kinds": [
+            ("concurrency", "in flight at once"),
+            ("rate", "attempts in a window"),
+            ("amount", "sum in a window"),
+        ],
+        "section": "health",
+    }

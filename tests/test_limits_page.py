@@ -1,0 +1,135 @@
+"""The pages of stop switches and limits: set, seen everywhere, released, and refused where the role does not reach."""
+
+from __future__ import annotations
+
+import html
+import re
+import uuid
+from typing import Any
+
+import pytest
+
+from console import access
+from console.models import Tenant
+from reconciliation import watch
+from reconciliation.models import Limit
+from tests import cast
+from tests.database import Clock
+
+
+@pytest.fixture
+def people(ledger_db: Any, till: Any) -> dict[str, Any]:
+    return cast.people()
+
+
+@pytest.fixture
+def ann(people: dict[str, Any]) -> Any:
+    return cast.client(people["op_ann"])
+
+
+@pytest.fixture
+def eve(people: dict[str, Any]) -> Any:
+    return cast.client(people["vi_eve"])
+
+
+def text(response: Any) -> str:
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", response.content.decode())))
+
+
+def stop(browser: Any, **given: Any) -> Any:
+    facts = {"kind": "stop", "tenant": "t_acme", "provider": "pay", "reason": "double payouts", "token": uuid.uuid4()}
+    return browser.post("/limits/set", {**facts, **given}, follow=True)
+
+
+def lift(browser: Any, limit: Limit, **given: Any) -> Any:
+    facts = {"version": limit.version, "reason": "repaired", "token": uuid.uuid4(), **given}
+    return browser.post(f"/limits/{limit.pk}/lift", facts, follow=True)
+
+
+def test_a_stop_is_set_shown_on_every_page_that_it_touches_and_released(ann: Any, eve: Any) -> None:
+    case = cast.operation()
+    assert "Set." in text(stop(ann, action="refund.create"))
+    for page in ("/", "/runs", "/health", "/limits", f"/operations/{case.pk}"):
+        assert re.search(
+            r"Stopped: pay/refund\.create in t_acme since .* by op_ann ?: double payouts · release", text(eve.get(page))
+        ), page
+    assert "Released." in text(lift(ann, Limit.objects.get()))
+    assert "Stopped:" not in text(eve.get("/"))
+    assert "double payouts" in text(ann.get("/limits"))  # among what was released lately
+
+
+def test_a_stop_of_another_tenant_is_not_shown(people: dict[str, Any], ann: Any) -> None:
+    stop(ann)
+    zoe = cast.client(people["out_zoe"])
+    assert "Stopped:" not in text(zoe.get("/"))
+    assert "double payouts" not in text(zoe.get("/limits"))
+    assert lift(zoe, Limit.objects.get()).status_code == 404
+    assert stop(zoe).status_code == 404
+    assert Limit.objects.get().lifted_at is None
+
+
+def test_a_viewer_sees_and_cannot_set_or_release(ann: Any, eve: Any) -> None:
+    assert stop(eve).status_code == 403
+    assert not Limit.objects.exists()
+    stop(ann)
+    assert "Release" not in text(eve.get("/limits")).replace("Released lately", "")
+    assert lift(eve, Limit.objects.get()).status_code == 403
+    assert Limit.objects.get().lifted_at is None
+
+
+def test_only_who_may_stop_every_tenant_stops_them_all(people: dict[str, Any], ann: Any) -> None:
+    assert stop(ann, tenant="").status_code == 403
+    access.set_role(user=people["op_ann"], tenant=Tenant.objects.get(slug="t_beta"), role="operator", by=cast.SETTER)
+    assert stop(cast.client(people["op_ann"]), tenant="").status_code == 200
+    assert "in every tenant" in text(cast.client(people["out_zoe"]).get("/"))
+
+
+def test_a_missing_reason_or_a_limit_without_a_number_is_said(ann: Any) -> None:
+    answer = stop(ann, reason="")
+    assert answer.status_code == 422
+    assert "A reason is needed" in text(answer)
+    answer = stop(ann, kind="rate", most=5)
+    assert answer.status_code == 422
+    assert "Say how long the window is" in text(answer)
+    assert stop(ann, kind="storm").status_code == 400
+    assert stop(ann, token="").status_code == 400
+
+
+def test_two_people_release_one_switch_and_the_second_is_told(people: dict[str, Any], ann: Any) -> None:
+    stop(ann)
+    limit = Limit.objects.get()
+    assert lift(ann, limit).status_code == 200
+    second = lift(cast.client(people["op_bob"]), limit)
+    assert second.status_code == 409
+    assert "released or changed already" in text(second)
+
+
+def test_a_double_click_is_one_press(ann: Any) -> None:
+    token = uuid.uuid4()
+    first, second = stop(ann, token=token), stop(ann, token=token)
+    assert "Set." in text(first)
+    assert "Set." in text(second)
+    assert Limit.objects.count() == 1
+
+
+def test_limits_are_written_for_people(ann: Any) -> None:
+    stop(ann, kind="amount", most=100_000, window_seconds=86_400, currency="USD")
+    stop(ann, kind="concurrency", most=3, workflow_type="damaged_item")
+    page = text(ann.get("/limits"))
+    assert "at most 1,000.00 USD in 1 d 0 h pay in t_acme" in page
+    assert "at most 3 in flight pay of workflow damaged_item in t_acme" in page
+
+
+def test_signals_are_on_the_health_page_with_links_and_only_ones_own(people: dict[str, Any], clock: Clock) -> None:
+    mine = cast.operation(state="pending")
+    cast.operation(state="pending", tenant="t_beta")
+    clock.advance(minutes=3)
+    watch.look()
+    page = cast.client(people["vi_eve"]).get("/health").content.decode()
+    assert page.count("A lease ran out and nobody has looked") == 1
+    assert f'href="/operations/{mine.pk}"' in page
+
+
+def test_a_stranger_sees_nothing(client: Any) -> None:
+    for path in ("/limits", "/stops"):
+        assert client.get(path).status_code == 302
