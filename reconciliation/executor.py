@@ -197,7 +197,10 @@ def perform(intent: Intent, *, actor: Actor) -> Outcome:
             return _ask_first(row, intent, provider, spec, actor)
         claim = _claim_new(row, intent, provider, spec, actor)
     except transition.Limited as limited:
-        return _wait_for_room(row, intent, limited, actor)
+        try:
+            return _wait_for_room(row, intent, limited, actor)
+        except DATABASE_ERRORS as error:
+            raise LedgerUnavailable("what is held back could not be recorded; nothing was sent") from error
     except transition.Pruned:
         return _pruned(row, intent, actor)
     except transition.TooOld:

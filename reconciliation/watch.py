@@ -75,6 +75,20 @@ CONDITIONS = (
         " ORDER BY same_key_until",
     ),
     Condition(
+        "approval_expiring",
+        "A request for approval will soon expire unanswered",
+        "SELECT tenant, 'approval:' || id, expires_at, coalesce(nullif(action, ''), 'to be sent')"
+        " FROM reconciliation_approval WHERE state = 'waiting' AND expires_at BETWEEN %(now)s AND %(soon)s"
+        " ORDER BY expires_at",
+    ),
+    Condition(
+        "approval_expired",
+        "A request for approval expired unanswered within the last day",
+        "SELECT tenant, 'approval:' || id, expires_at, coalesce(nullif(action, ''), 'to be sent')"
+        " FROM reconciliation_approval WHERE decided_at IS NULL AND (state = 'expired' OR state = 'waiting')"
+        " AND expires_at BETWEEN %(day)s AND %(now)s ORDER BY expires_at",
+    ),
+    Condition(
         "overdue",
         "Due work is not being taken",
         "SELECT '', 'sweep', min(due_at), count(*) || ' due' FROM reconciliation_operation WHERE due_at < %(late)s"
@@ -137,6 +151,7 @@ def _rows(condition: Condition, now: datetime) -> list[Seen]:
         "late": now - OVERDUE,
         "stuck": now - timedelta(seconds=settings.AFTERCALL_STUCK_AFTER),
         "soon": now + KEY_SOON,
+        "day": now - timedelta(days=1),
         "month": now - KEEP_CLEARED,
     }
     with connections[transition.ALIAS].cursor() as cursor:

@@ -34,6 +34,8 @@ RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
         WHEN EXISTS (SELECT 1 FROM reconciliation_operation u WHERE u.undo_of_id = p_op.id) THEN 'undo'
         WHEN EXISTS (SELECT 1 FROM reconciliation_run r WHERE r.id = p_op.run_id
                      AND (r.settled_at IS NULL OR r.escalated_at IS NOT NULL OR r.lock_held)) THEN 'run'
+        WHEN EXISTS (SELECT 1 FROM reconciliation_approval a WHERE a.operation_id = p_op.id
+                     AND a.state IN ('waiting', 'approved')) THEN 'approval'
         ELSE '' END;
 $$;
 
@@ -82,6 +84,9 @@ BEGIN
     PERFORM set_config('aftercall.pruning', '', true);
     DELETE FROM reconciliation_limituse u WHERE u.operation_id = p_id;
     DELETE FROM reconciliation_heldback h WHERE h.operation_id = p_id;
+    PERFORM audit_append('approval:' || a.id, a.tenant, 'pruned', a.state, 'pruned', a.version + 1, p_body, NULL)
+       FROM reconciliation_approval a WHERE a.operation_id = p_id ORDER BY a.id;
+    DELETE FROM reconciliation_approval a WHERE a.operation_id = p_id;
     DELETE FROM reconciliation_operation o WHERE o.id = p_id;
     PERFORM audit_append('operation:' || p_id, v_op.tenant, 'pruned', v_op.state, 'pruned', v_op.version + 1, p_body, NULL);
     RETURN 'pruned';
@@ -106,6 +111,9 @@ BEGIN
         RETURN 'escalated';
     ELSIF v_run.settled_at > aftercall_now() - greatest(p_keep, 86400) * interval '1 second' THEN
         RETURN 'young';
+    ELSIF EXISTS (SELECT 1 FROM reconciliation_approval a WHERE a.run_id = p_id AND a.state IN ('waiting', 'approved'))
+    THEN
+        RETURN 'approval';
     ELSIF EXISTS (SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_id) THEN
         RETURN 'operations';
     END IF;
@@ -124,6 +132,9 @@ BEGIN
     DELETE FROM reconciliation_journalentry j WHERE j.run_id = p_id;
     DELETE FROM reconciliation_chosen c WHERE c.run_id = p_id;
     PERFORM set_config('aftercall.pruning', '', true);
+    PERFORM audit_append('approval:' || a.id, a.tenant, 'pruned', a.state, 'pruned', a.version + 1, p_body, NULL)
+       FROM reconciliation_approval a WHERE a.run_id = p_id ORDER BY a.id;
+    DELETE FROM reconciliation_approval a WHERE a.run_id = p_id;
     DELETE FROM reconciliation_run r WHERE r.id = p_id;
     PERFORM audit_append('run:' || p_id, v_run.tenant, 'pruned', v_run.state, 'pruned', v_run.version + 1, p_body, NULL);
     RETURN 'pruned';
