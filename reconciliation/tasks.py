@@ -47,8 +47,10 @@ def beat_once() -> None:
         opened, cleared = watch.look()  # before this beat is on record, so that the silence before it is seen
         tick("watch", by=workers.me(), handled=opened + cleared)
     if _is_time("retention", every=settings.AFTERCALL_RETENTION_EVERY):
+        begun = Tick.objects.filter(name="retention").exists()  # the first round comes when one interval is over
         tick("retention", by=workers.me(), handled=0)
-        async_task("reconciliation.tasks.retain", group="retention")
+        if begun:
+            async_task("reconciliation.tasks.retain", group="retention")
     tick("beat", by=workers.me(), handled=0)
 
 
