@@ -128,6 +128,7 @@ def _run_keep() -> timedelta:
 def _prunable_runs(limit: int) -> list[Run]:
     before = _before(transition.database_now(), _run_keep())
     rows = Run.objects.filter(
-        state__in=RUN_TERMINAL, settled_at__lt=before, escalated_at__isnull=True, operations__isnull=True
-    )
+        state__in=RUN_TERMINAL, settled_at__lt=before, escalated_at__isnull=True, operations__isnull=True,
+        slots__isnull=True,  # a schedule's own record says what became of each expected run, for good
+    )  # fmt: skip
     return list(rows.only("pk").order_by("pk")[:limit])

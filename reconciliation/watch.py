@@ -89,6 +89,24 @@ CONDITIONS = (
         " AND expires_at BETWEEN %(day)s AND %(now)s ORDER BY expires_at",
     ),
     Condition(
+        "job_failing",
+        "The last three runs of a job did not succeed",
+        "SELECT j.tenant, 'job:' || j.id, l.first, j.name FROM reconciliation_job j, LATERAL ("
+        "SELECT count(*) AS runs, min(n.scheduled_for) AS first, count(*) FILTER (WHERE n.state IN"
+        " ('failed', 'compensated', 'cancelled') OR n.escalated_at IS NOT NULL) AS bad FROM"
+        " (SELECT s.scheduled_for, r.state, r.escalated_at FROM reconciliation_slot s"
+        " JOIN reconciliation_run r ON r.id = s.run_id WHERE s.job_id = j.id AND NOT s.manual"
+        " AND (r.settled_at IS NOT NULL OR r.escalated_at IS NOT NULL) ORDER BY s.scheduled_for DESC LIMIT 3) n) l"
+        " WHERE j.enabled AND l.runs = 3 AND l.bad = 3 ORDER BY l.first",
+    ),
+    Condition(
+        "job_skipped",
+        "Runs of a job were left out within the last day because the one before still went on",
+        "SELECT j.tenant, 'job:' || j.id, min(s.scheduled_for), j.name || ': ' || sum(s.count) || ' left out'"
+        " FROM reconciliation_slot s JOIN reconciliation_job j ON j.id = s.job_id"
+        " WHERE s.state = 'skipped_overlap' AND s.updated_at > %(day)s GROUP BY j.tenant, j.id ORDER BY 3",
+    ),
+    Condition(
         "overdue",
         "Due work is not being taken",
         "SELECT '', 'sweep', min(due_at), count(*) || ' due' FROM reconciliation_operation WHERE due_at < %(late)s"

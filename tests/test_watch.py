@@ -177,3 +177,47 @@ def test_the_beat_watches_at_a_modest_pace(ledger_db: Any, clock: Clock, monkeyp
     clock.advance(seconds=tasks.WATCH_EVERY)
     tasks.beat_once()
     assert len(looks) == 2
+
+
+def _job(superuser: Any, name: str) -> int:
+    cursor = superuser.execute(
+        "INSERT INTO reconciliation_job (tenant, name, kind, expression, zone, anchor, workflow, input_shown,"
+        " input_sealed, missed, repeats_accepted, overlap, enabled, problem, version, zone_data, changed_by,"
+        " created_at, updated_at) VALUES ('t_acme', %s, 'cron', '0 9 * * *', 'UTC', now(), 'w', '{}', '', 'latest',"
+        " false, 'skip', true, '', 1, '2026b', 'x', now(), now()) RETURNING id",
+        [name],
+    )
+    return int(cursor.fetchone()[0])
+
+
+def _slot(superuser: Any, job: int, day: int, *, state: str = "started", run: int | None = None) -> None:
+    superuser.execute(
+        "INSERT INTO reconciliation_slot (job_id, scheduled_for, local, shifted, manual, state, reason_code, count,"
+        " run_id, window_start, open, created_at, updated_at) VALUES (%s, now() - %s * interval '1 day', %s, false,"
+        " false, %s, '', 1, %s, now(), false, now(), now())",
+        [job, day, f"day {day}", state, run],
+    )
+
+
+def test_a_job_that_fails_three_times_in_a_row_is_a_signal_and_one_good_run_ends_it(
+    ledger_db: Any, superuser_connection: Any
+) -> None:
+    superuser_connection.execute("SET session_replication_role = replica")
+    job = _job(superuser_connection, "nightly")
+    for day in (4, 3, 2):
+        _slot(superuser_connection, job, day, run=cast.run_stands(cast.run(), "failed").pk)
+    watch.look()
+    assert open_now()["job_failing"] == f"job:{job}"
+    _slot(superuser_connection, job, 1, run=cast.run_stands(cast.run(), "succeeded").pk)
+    watch.look()
+    assert "job_failing" not in open_now()
+
+
+def test_runs_left_out_for_overlap_are_a_signal(ledger_db: Any, superuser_connection: Any) -> None:
+    superuser_connection.execute("SET session_replication_role = replica")
+    job = _job(superuser_connection, "nightly")
+    for day in (2, 1):
+        _slot(superuser_connection, job, day, state="skipped_overlap")
+    watch.look()
+    assert open_now()["job_skipped"] == f"job:{job}"
+    assert Signal.objects.get(kind="job_skipped").detail == "nightly: 2 left out"
