@@ -183,8 +183,8 @@ def _job(superuser: Any, name: str) -> int:
     cursor = superuser.execute(
         "INSERT INTO reconciliation_job (tenant, name, kind, expression, zone, anchor, workflow, input_shown,"
         " input_sealed, missed, repeats_accepted, overlap, enabled, problem, version, zone_data, changed_by,"
-        " created_at, updated_at) VALUES ('t_acme', %s, 'cron', '0 9 * * *', 'UTC', now(), 'w', '{}', '', 'latest_only',"
-        " false, 'skip', true, '', 1, '2026b', 'x', now(), now()) RETURNING id",
+        " created_at, updated_at) VALUES ('t_acme', %s, 'cron', '0 9 * * *', 'UTC', now(), 'w', '{}', '',"
+        " 'latest_only', false, 'skip', true, '', 1, '2026b', 'x', now(), now()) RETURNING id",
         [name],
     )
     return int(cursor.fetchone()[0])
