@@ -9,57 +9,57 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
-from drill import report
+from drill import place, report
 from drill.parts import Asked, Told
 
 VAR = Path("var/drill")
 
 
-def parts() -> dict[str, Callable[[Asked], Told]]:
-    """Every part by its name on the command line, in the order in which they run."""
-    from drill import crashes
-
-    return {"crashes": crashes.part}
+PARTS = {"crashes": "drill.crashes", "duplicates": "drill.duplicates"}  # in the order in which they run
 
 
 def main() -> None:
     """Parse what is asked for, run it, write the report; exit status 1 where something failed."""
-    asked, chosen, into = _arguments()
+    arguments = _arguments()
+    seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(10**6)
     told: list[Told] = []
-    for name, part in parts().items():
-        if name not in chosen:
-            continue
-        asked.say(f"{name}")
-        began = time.monotonic()
-        account = part(asked)
-        account.seconds = time.monotonic() - began
-        asked.say(f"{name}: {report.verdict(account)}")
-        told.append(account)
-        passed = report.write(told, seed=asked.seed, command=" ".join(sys.argv[1:]), into=into)
-    print(report.text(told, seed=asked.seed))
-    print(f"\nThe report is in {into}: report.html, report.txt, report.json")
-    sys.exit(0 if told and passed else 1)
+    passed = False
+    with place.server() as folder:
+        asked = Asked(
+            quick=arguments.quick, seed=seed, processes=arguments.processes, say=lambda line: print(line, flush=True),
+            folder=folder, workflow=arguments.workflow, input=arguments.input or {},
+        )  # fmt: skip
+        for name in arguments.only or PARTS:
+            told.append(_one(name, asked))
+            passed = report.write(told, seed=seed, command=" ".join(sys.argv[1:]), into=arguments.into)
+    print(report.text(told, seed=seed))
+    print(f"\nThe report is in {arguments.into}: report.html, report.txt, report.json")
+    sys.exit(0 if passed else 1)
 
 
-def _arguments() -> tuple[Asked, list[str], Path]:
-    names = list(parts())
+def _one(name: str, asked: Asked) -> Told:
+    asked.say(f"{name} begins")
+    began = time.monotonic()
+    part: Callable[[Asked], Told] = import_module(PARTS[name]).part  # the parts need Django, which a server sets up
+    account = part(asked)
+    account.seconds = time.monotonic() - began
+    asked.say(f"{name}: {report.verdict(account)} after {account.seconds:.0f} s")
+    return account
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m drill", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a sample of each part, in about two minutes")
-    parser.add_argument("--only", action="append", choices=names, help="this part; may be given several times")
+    parser.add_argument("--only", action="append", choices=list(PARTS), help="this part; may be given several times")
     parser.add_argument("--seed", type=int, help="repeat a drill (default: a new one each time)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 2)
     parser.add_argument("--into", type=Path, default=VAR, help="folder of the report")
     parser.add_argument("--workflow", default="damaged_item", help="another workflow, with DRILL_WORKFLOWS set")
     parser.add_argument("--input", type=json.loads, help="its input, as JSON")
-    told = parser.parse_args()
-    seed = told.seed if told.seed is not None else random.SystemRandom().randrange(10**6)
-    asked = Asked(
-        quick=told.quick, seed=seed, processes=told.processes, say=lambda line: print(line, flush=True),
-        workflow=told.workflow, input=told.input or {},
-    )  # fmt: skip
-    return asked, told.only or names, told.into
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ class Tape:
     """What the workers of one case did to the outside, in order, and where they are to be disturbed."""
 
     disturb: dict[int, Callable[[], None]] = field(default_factory=dict)
+    on: dict[str, Callable[[], None]] = field(default_factory=dict)  # once, at the first boundary of that name
     passed: list[str] = field(default_factory=list)
     dead: bool = False
 
@@ -35,7 +36,7 @@ class Tape:
         if self.dead:
             raise Killed
         self.passed.append(name)
-        disturbance = self.disturb.pop(len(self.passed) - 1, None)
+        disturbance = self.disturb.pop(len(self.passed) - 1, None) or self.on.pop(name, None)
         if disturbance is not None:
             disturbance()
 

@@ -84,25 +84,33 @@ class Stage:
         Moved.seconds = self.place.shift.total_seconds()
 
     def _cast_doubles(self) -> None:
-        cast = doubles(self.real, self.world, lambda name: self.tape.boundary(name))
+        self.cast = cast = doubles(self.real, self.world, lambda name: self.tape.boundary(name))
         for double in cast.values():
             double.wait = self.advance  # type: ignore[method-assign]
         registry.providers = lambda: cast  # type: ignore[assignment,return-value]
+
+    def fresh(self, *, seed: int = 0) -> None:
+        """An empty world and a tape on which nothing is planned; the ledger keeps what it has."""
+        random.seed(seed)
+        self.number += 1
+        self.world, self.tape = World(now=self.now, name=self.name), Tape()
+        self._cast_doubles()
+
+    @property
+    def name(self) -> str:
+        """A name that no other case has."""
+        return f"{self.place.name}-{self.number}"
 
     # One case
 
     def play(self, case: Case, flow: Flow) -> Seen:
         """Run one case to its rest, and say what is wrong with what is left."""
-        random.seed(case.seed)
-        self.number += 1
-        name = f"{self.place.name}-{self.number}"
-        self.world, self.tape = World(now=self.now, name=name), Tape()
-        self._cast_doubles()
+        self.fresh(seed=case.seed)
         for action, faults in flow.script.items():
             self.world.at(action, *faults)
         if case.action:
             self.world.script.setdefault(case.action, []).insert(0, case.fault)
-        run = runs.start(flow.workflow, tenant="drill", workflow_id=name, input=self.input, actor=AGENT)
+        run = runs.start(flow.workflow, tenant="drill", workflow_id=self.name, input=self.input, actor=AGENT)
         self.tape.disturb = {halt.at: self._disturbance(halt.how, run, flow) for halt in case.halts}
         with boundaries.recording(self.tape):
             problems = self._come_to_rest(run, flow)
@@ -164,16 +172,20 @@ class Stage:
             return 0
 
     def _come_to_rest(self, run: Run, flow: Flow) -> list[str]:
+        return self.rest(lambda: bool(flow.decide) and bool(self._as_worker(lambda: decide(run, flow.decide))))
+
+    def rest(self, people: Callable[[], bool] = lambda: False) -> list[str]:
+        """Sweep, let people act and time pass until nothing is due. Returns what is wrong where that does not end."""
         for _ in range(ROUNDS):
             self._as_worker(sweeping.sweep)
-            if flow.decide and self._as_worker(lambda: decide(run, flow.decide)):
+            if people():
                 continue
             due, now = self._next_due()
             if due is None:
                 return []
             if due > now:
                 self.advance(due - now + timedelta(milliseconds=1))
-        return [f"still due after {ROUNDS} sweeps: {Run.objects.get(pk=run.pk).state}"]
+        return [f"still due after {ROUNDS} sweeps"]
 
     def _next_due(self) -> tuple[Any, Any]:
         """When something is due next, and the time now."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from drill import place
+from drill import sweep
 from drill.parts import Asked, Told
+from reconciliation import registry
 
 ORDER = {
     "order": "1002", "ticket": "T-77", "amount": 4200, "currency": "USD", "card": "card_4242", "customer": "Ada Fenn",
@@ -22,22 +22,18 @@ QUICK_EVERY, QUICK_SECONDS = 23, 75.0
 
 def part(asked: Asked) -> Told:
     """Run the sweep over one workflow."""
-    with place.server() as folder:
-        from drill import sweep
-        from reconciliation import registry
-
-        workflow = registry.workflow(asked.workflow)
-        doubles, every = (QUICK_DOUBLES, QUICK_EVERY) if asked.quick else (DOUBLES, 1)
-        until = time.monotonic() + QUICK_SECONDS if asked.quick else float("inf")
-        share = sweep.jobs(workflow, every=every, doubles=doubles, seed=asked.seed)
-        tally = sweep.run(
-            folder, workflow=asked.workflow, input=asked.input or ORDER, share=share, processes=asked.processes,
-            until=until, say=asked.say,
-        )  # fmt: skip
+    workflow = registry.workflow(asked.workflow)
+    doubles, every = (QUICK_DOUBLES, QUICK_EVERY) if asked.quick else (DOUBLES, 1)
+    until = time.monotonic() + QUICK_SECONDS if asked.quick else float("inf")
+    share = sweep.jobs(workflow, every=every, doubles=doubles, seed=asked.seed)
+    tally = sweep.run(
+        asked.folder, workflow=asked.workflow, input=asked.input or ORDER, share=share, processes=asked.processes,
+        until=until, say=asked.say,
+    )  # fmt: skip
     return _told(tally, seeds=(asked.seed, asked.seed + doubles))
 
 
-def _told(tally: Any, *, seeds: tuple[int, int]) -> Told:
+def _told(tally: sweep.Tally, *, seeds: tuple[int, int]) -> Told:
     ended = [(*name.split(": ", 1), count) for name, count in sorted(tally.ended.items())]
     places = sorted(tally.places.items(), key=lambda one: -one[1])
     return Told(

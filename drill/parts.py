@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -15,6 +16,7 @@ class Asked:
     seed: int
     processes: int
     say: Callable[[str], None]
+    folder: Path  # of the drill's server: place.enter() makes a database there
     workflow: str = "damaged_item"
     input: dict[str, Any] = field(default_factory=dict)
 

@@ -127,7 +127,7 @@ def run(folder: Path, *, workflow: str, input: Json, share: Sequence[Job], proce
     ]
     for one in crew:
         one.start()
-    whole, done, left = Tally(), 0, processes
+    whole, left = Tally(), processes
     told = time.monotonic()
     while left:
         tally = results.get()
@@ -135,7 +135,8 @@ def run(folder: Path, *, workflow: str, input: Json, share: Sequence[Job], proce
             left -= 1
             continue
         whole.merge(tally)
-        done += 1
+        for failure in tally.failures[:3]:
+            say(f"crash sweep: FAILED {failure}")
         if time.monotonic() - told > 15:
             told = time.monotonic()
             say(f"crash sweep: {sum(whole.cases.values())} cases, {len(whole.failures)} failures")
