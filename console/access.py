@@ -14,7 +14,7 @@ from django.http import Http404, HttpRequest
 from audit import log
 from console.models import Membership, Role, Tenant
 from reconciliation.actions import Actor, Permission
-from reconciliation.models import Approval, Operation, Run
+from reconciliation.models import Approval, Job, Operation, Run
 
 _VIEW = {Permission.VIEW, Permission.VIEW_HEALTH}
 _ACT = {
@@ -41,6 +41,7 @@ NOT_FOUND = "There is nothing here under this number that you may see."
 NEEDED: dict[str, str] = {
     Permission.VIEW_AUDIT: "Reading the audit log needs the role operator, approver, auditor or admin.",
     Permission.EXPORT_AUDIT: "Exporting the audit log needs the role auditor or admin.",
+    Permission.SCHEDULE: "Changing schedules needs the role operator or admin.",
     Permission.VIEW_HEALTH: "The health page needs a role in at least one tenant.",
 }
 
@@ -104,6 +105,11 @@ def fetch_approval(request: HttpRequest, pk: int, permission: Permission) -> tup
     """The same for a request for consent."""
     rows = Approval.objects.select_related("operation", "operation__run", "run", "replaces")
     return _fetch(request, rows, pk, permission)
+
+
+def fetch_job(request: HttpRequest, pk: int, permission: Permission) -> tuple[Job, Actor]:
+    """The same for a schedule."""
+    return _fetch(request, Job.objects.all(), pk, permission)
 
 
 def _fetch(request: HttpRequest, rows: models.QuerySet[Any], pk: int, permission: Permission) -> tuple[Any, Actor]:

@@ -16,6 +16,7 @@ _ENTRIES = (
     ("queue", "Queue", Permission.VIEW),
     ("runs", "Runs", Permission.VIEW),
     ("approvals", "Approvals", Permission.VIEW),
+    ("schedules", "Schedules", Permission.VIEW),
     ("audit", "Audit", Permission.VIEW_AUDIT),
     ("health", "Health", Permission.VIEW_HEALTH),
 )

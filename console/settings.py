@@ -38,7 +38,7 @@ def _seconds(name: str, default: float) -> float:
 
 
 EXAMPLE_PROVIDERS = ",".join(f"examples.order_desk.providers.{name}" for name in ("pay", "carrier", "mail", "tickets"))
-EXAMPLE_WORKFLOW = "examples.order_desk.workflow.DAMAGED_ITEM"
+EXAMPLE_WORKFLOWS = ",".join(f"examples.order_desk.workflow.{name}" for name in ("DAMAGED_ITEM", "TICKET_SWEEP"))
 
 # Aftercall
 AFTERCALL_VAR = Path(os.environ.get("AFTERCALL_VAR") or BASE_DIR / "var").resolve()
@@ -48,7 +48,7 @@ AFTERCALL_ENV = os.environ.get("AFTERCALL_ENV", "")  # "production" refuses the 
 AFTERCALL_EXAMPLE = _flag("AFTERCALL_EXAMPLE")
 AFTERCALL_URL = os.environ.get("AFTERCALL_URL", "http://127.0.0.1:8000").rstrip("/")  # where people reach the console
 AFTERCALL_PROVIDERS = _words("AFTERCALL_PROVIDERS", EXAMPLE_PROVIDERS if AFTERCALL_EXAMPLE else "")
-AFTERCALL_WORKFLOWS = _words("AFTERCALL_WORKFLOWS", EXAMPLE_WORKFLOW if AFTERCALL_EXAMPLE else "")
+AFTERCALL_WORKFLOWS = _words("AFTERCALL_WORKFLOWS", EXAMPLE_WORKFLOWS if AFTERCALL_EXAMPLE else "")
 
 # Waiting times of the ledger, in seconds. An action's own declaration (ActionSpec) says the rest.
 AFTERCALL_LEASE_MARGIN = _seconds("AFTERCALL_LEASE_MARGIN", 10)  # a lease outlives the call's time-out by this

@@ -2,7 +2,7 @@
 
 from django.urls import include, path
 
-from console.views import approvals, audit, cases, errors, health, limits, people, queue, runs
+from console.views import approvals, audit, cases, errors, health, limits, people, queue, runs, schedules
 
 urlpatterns = [
     path("", queue.queue, name="queue"),
@@ -14,6 +14,11 @@ urlpatterns = [
     path("approvals", approvals.approvals, name="approvals"),
     path("approvals/<int:pk>", approvals.approval, name="approval"),
     path("approvals/<int:pk>/act", approvals.act, name="approval_act"),
+    path("schedules", schedules.schedules, name="schedules"),
+    path("schedules/new", schedules.new, name="schedule_new"),
+    path("schedules/<int:pk>", schedules.schedule, name="schedule"),
+    path("schedules/<int:pk>/edit", schedules.edit, name="schedule_edit"),
+    path("schedules/<int:pk>/act", schedules.act, name="schedule_act"),
     path("audit", audit.entries, name="audit"),
     path("audit/<int:pk>", audit.entry, name="audit_entry"),
     path("audit/export", audit.export, name="audit_export"),

@@ -19,6 +19,7 @@ from .occurrences import JobKind, Missed, NotASchedule, Occurrence, Overlap, Slo
 from .pressing import Answer, Verdict
 from .providers.base import Json
 
+NAME_RULE = "A name has letters, digits, dot, dash and underscore, at most 80; it never changes."
 LONGEST = timedelta(days=3660)
 # Expected runs without a run of their own, which a person may still have made.
 FILLABLE = (SlotState.MISSED, SlotState.TOO_OLD, SlotState.TOO_LATE, SlotState.SKIPPED_OVERLAP, SlotState.ASKED,
@@ -147,8 +148,8 @@ def create(*, tenant: str, name: str, terms: Terms, token: UUID, actor: Actor, r
     """
     if not actor.may(Permission.SCHEDULE):
         raise Refused("", "Your role does not allow it; operator or admin does.")
-    if not _usable(name):
-        raise Refused("name", "A name has letters, digits, dot, dash and underscore, at most 80; it never changes.")
+    if not usable(name):
+        raise Refused("name", NAME_RULE)
     now = transition.database_now()
     _check(None, terms, now)
     try:
@@ -170,7 +171,8 @@ def _created(job: Job, terms: Terms, now: datetime, token: UUID, actor: Actor, r
     return pressing.keep(token, Verdict.DONE, f"{job.name} is on. {_next(job)}")
 
 
-def _usable(name: str) -> bool:
+def usable(name: str) -> bool:
+    """Whether a name can be part of a run's id and of an address."""
     return 0 < len(name) <= 80 and name.isascii() and all(c.isalnum() or c in "._-" for c in name)
 
 

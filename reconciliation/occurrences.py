@@ -305,6 +305,16 @@ class Cron:
         return Occurrence(at=at, local=f"{planned:%Y-%m-%dT%H:%M} {self.zone}", shifted=shifted)
 
 
+def in_words(kind: str, expression: str) -> str:
+    """An expression as a person would say it."""
+    if kind == JobKind.INTERVAL:
+        return f"Every {expression.removeprefix('every ')}"
+    try:
+        return str(CronSim(expression, datetime(2000, 1, 1)).explain())
+    except CronSimError:
+        return expression
+
+
 def upcoming(times: Plan, moment: datetime, number: int) -> list[Occurrence]:
     """The next occurrences after `moment`."""
     found: list[Occurrence] = []

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from .judgement import absence_provable_at
-from .models import JournalEntry, Limit, Operation, Run
+from .models import Job, JournalEntry, Limit, Operation, Run, Slot
+from .occurrences import Missed, Overlap, SlotState
 from .providers.base import ActionSpec, Json, Repeat, Verdict
+from .sealing import CannotOpen, hidden_names
 from .states import RUN_TERMINAL, TERMINAL, ApprovalState, Basis, RunState, State
 
 Clock = Callable[[datetime], str]  # how the reader writes a time
@@ -65,6 +67,21 @@ APPROVAL_LABELS: dict[str, Label] = {
     ApprovalState.WITHDRAWN: Label("■", "withdrawn", "calm"),
     ApprovalState.SUPERSEDED: Label("↷", "superseded", "calm"),
 }
+SLOT_LABELS: dict[str, Label] = {
+    SlotState.DUE: Label("▸", "due", "wait"),
+    SlotState.QUEUED: Label("○", "waits", "wait"),
+    SlotState.STARTED: Label("✓", "ran", "good"),
+    SlotState.MISSED: Label("·", "missed", "calm"),
+    SlotState.TOO_OLD: Label("·", "too old", "calm"),
+    SlotState.TOO_LATE: Label("·", "too late", "calm"),
+    SlotState.SKIPPED_OVERLAP: Label("≡", "skipped, overlap", "calm"),
+    SlotState.SKIPPED_GAP: Label("⇥", "no such time", "calm"),
+    SlotState.SKIPPED_REPEAT: Label("≡", "ran already", "calm"),
+    SlotState.ASKED: Label("▲", "asks", "person"),
+    SlotState.CATCHING_UP: Label("▸", "catching up", "wait"),
+    SlotState.NOT_STARTED: Label("✕", "refused", "person"),
+}
+EXPECTED = Label("○", "expected", "calm")
 ESCALATED = Label("▲", "escalated", "person")
 
 # Sentences for codes that the ledger writes. A code without one is shown as it is, with its underscores as spaces.
@@ -321,6 +338,60 @@ def _limited(row: Limit) -> str:
     window = duration(timedelta(seconds=row.window_seconds or 0))
     how_much = money(row.most, row.currency) if row.kind == "amount" else f"{row.most} attempts"
     return f"at most {how_much} in {window}"
+
+
+def slot_label(state: str) -> Label:
+    """The pill of an expected run."""
+    return SLOT_LABELS.get(state, Label("·", state.replace("_", " "), "calm"))
+
+
+def slot_story(slot: Slot) -> str:
+    """What became of an expected run, or of a range of them, in one sentence."""
+    told = sentence(slot.reason_code) if slot.reason_code else "Recorded; its run is about to be started."
+    if slot.state == SlotState.STARTED and slot.reason_code == "late" and slot.started_at:
+        told = f"Started {duration(slot.started_at - slot.scheduled_for)} late."
+    if slot.count > 1:
+        told = f"{slot.count:,} starts. {told}"
+    if slot.shifted:
+        told += f" {slot.local[11:16]} did not exist that day, so it stands at the first moment after the gap."
+    return told
+
+
+MISSED_POLICIES: dict[str, str] = {
+    Missed.LATEST_ONLY: "run only the latest one",
+    Missed.SKIP: "run none of them",
+    Missed.ASK: "ask a person",
+    Missed.RUN_ALL: "run all of them, in order",
+}
+OVERLAP_POLICIES: dict[str, str] = {
+    Overlap.SKIP: "skip the new one",
+    Overlap.QUEUE_ONE: "let one wait, skip the others",
+    Overlap.CANCEL_PREVIOUS: "cancel the one before",
+    Overlap.ALLOW: "start it beside the other",
+}
+
+
+def hidden_input(job: Job) -> tuple[str, ...]:
+    """Names of the input's members that are not to be seen."""
+    try:
+        return hidden_names(job.input_sealed)
+    except CannotOpen:
+        return ("?",)
+
+
+def job_terms(job: Job) -> list[tuple[str, str]]:
+    """The terms of a schedule as (what, how) for people."""
+    limits = [
+        ("Catches up", f"on starts of the last {duration(job.max_catch_up)}" if job.max_catch_up else "without limit"),
+        ("Start deadline", f"{duration(job.start_deadline)} late at most" if job.start_deadline else "none"),
+        ("Longest run", f"{duration(job.max_run_time)}, then a person" if job.max_run_time else "no limit"),
+    ]
+    accepted = " (accepted for actions without a key)" if job.repeats_accepted else ""
+    return [
+        ("Missed starts", MISSED_POLICIES.get(job.missed, job.missed) + accepted),
+        ("Still running", OVERLAP_POLICIES.get(job.overlap, job.overlap)),
+        *limits,
+    ]
 
 
 def reason(code: str) -> str:

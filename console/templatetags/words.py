@@ -11,6 +11,7 @@ from django.utils.formats import date_format
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
+from console.zone import zone_of
 from reconciliation import wording
 
 register = template.Library()
@@ -69,6 +70,16 @@ def when(at: datetime | None) -> SafeString:
 
 
 @register.filter
+def wall(at: datetime | None, zone: str) -> str:
+    """A time by the clock of a zone, with the name of its offset: `Sun 8 Mar 2026 03:00 EDT`."""
+    if at is None:
+        return ""
+    local = at.astimezone(zone_of(zone))
+    seconds = ":s" if local.second else ""
+    return f"{date_format(local, f'D j M Y H:i{seconds}')} {local.tzname()}"
+
+
+@register.filter
 def ago(at: datetime | None, now: datetime | None = None) -> str:
     """How long since (or until) a time."""
     return "" if at is None else wording.duration((now or timezone.now()) - at)
@@ -96,6 +107,12 @@ def state_word(state: str) -> str:
 def run_word(state: str) -> str:
     """The word of a run's state."""
     return wording.run_label(state).word
+
+
+@register.filter
+def slot_word(state: str) -> str:
+    """What became of an expected run, in a word."""
+    return wording.slot_label(state).word
 
 
 @register.filter

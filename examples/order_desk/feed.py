@@ -17,18 +17,21 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import structlog
 
-from reconciliation import runs, tasks
+from reconciliation import jobs, runs, tasks
 from reconciliation.actors import Actor
+from reconciliation.jobs import Terms
 from reconciliation.keys import Identity, operation_key
-from reconciliation.models import Operation, Run, Worker
+from reconciliation.models import Job, Operation, Run, Worker
 from reconciliation.providers.base import Json
 
 log = structlog.get_logger(__name__)
 
 AGENT = Actor(id="agent:desk-2", kind="agent", name="order desk agent")
+DESK = Actor(id="system:order-desk", kind="system")
 TENANTS = ("acme", "acme", "acme", "beta")
 PAUSE = 12.0  # seconds between two claims of the quiet stream
 MOST = 400  # claims of one start; after that the desk is closed for the day
@@ -217,6 +220,7 @@ class Feed:
 
     def run(self) -> None:
         """Feed until the desk is closed."""
+        keep_schedules()
         _control("pay", "DELETE", "faults")  # what an earlier start left broken is repaired
         for claim, misfortune in self.claims():
             self.bring_in(claim, misfortune)
@@ -268,6 +272,21 @@ class Feed:
             on_behalf_of="op_ann",
         )
         tasks.wake()
+
+
+SCHEDULES = {
+    "ticket-sweep": Terms(expression="*/2 * * * *", workflow="ticket_sweep", input={"ticket": "T-1"}, missed="skip"),
+    "morning-look": Terms(
+        expression="30 2 * * *", zone="America/New_York", workflow="ticket_sweep", input={"ticket": "T-2"}
+    ),
+}
+
+
+def keep_schedules() -> None:
+    """Make the desk's schedules where they are missing; what a person changed since stays."""
+    for name, terms in SCHEDULES.items():
+        if not Job.objects.filter(tenant="acme", name=name).exists():
+            jobs.create(tenant="acme", name=name, terms=terms, token=uuid4(), actor=DESK)
 
 
 def kill_the_holder(claim: Claim, *, longest: float = 20.0) -> None:

@@ -43,6 +43,10 @@ def _named(facts: Facts, result: Json) -> Json:
     return {"id": result["id"], "order": facts.input["order"]}
 
 
+def _read(facts: Facts) -> Json:
+    return {"ticket": facts.input["ticket"]}
+
+
 def _close(facts: Facts) -> Json:
     return {"ticket": facts.input["ticket"]}
 
@@ -91,4 +95,13 @@ DAMAGED_ITEM = Workflow(
         ),
         Step(name="close_ticket", provider="tickets", action="ticket.close", request=_close, kind=StepKind.RETRYABLE),
     ),
+)
+
+# What a schedule runs: one step that only reads, so that however often it runs nothing happens twice. The input holds
+# the time that each run stands for (scheduled_for, window_start, window_end), beside what the schedule itself gives.
+TICKET_SWEEP = Workflow(
+    name="ticket_sweep",
+    business_object=lambda given: str(given["ticket"]),
+    shown=("ticket", "scheduled_for", "window_start", "window_end"),
+    steps=(Step(name="read_ticket", provider="tickets", action="ticket.read", request=_read),),
 )

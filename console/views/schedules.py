@@ -1,0 +1,278 @@
+"""Schedules: a list, one schedule with its expected runs, and the forms that change it."""
+
+import uuid
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+from zoneinfo import available_timezones
+
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import BadRequest
+from django.db import connections
+from django.forms import Form
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from audit.models import Entry
+from console import access, keyset, live, pressing
+from console.job_forms import JobForm, NewJobForm, RunNowForm
+from console.stories import Moment, decided_moment
+from console.views import errors
+from reconciliation import jobs, occurrences, registry, wording
+from reconciliation import schedules as ledger
+from reconciliation.actions import Actor, Answer, Permission, Verdict
+from reconciliation.models import Job, Slot
+from reconciliation.occurrences import NotASchedule, Occurrence, SlotState
+from reconciliation.transition import ALIAS, database_now
+from reconciliation.wording import Label
+
+SIZE = 50
+RECENT = 8  # expected runs that the list shows of each schedule
+NEEDED = Label("▲", "needs a person", "person")
+ON, OFF = Label("▸", "on", "good"), Label("■", "off", "calm")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One expected run as the pages draw it."""
+
+    slot: Slot
+    label: Label
+    text: str
+
+
+@login_required
+@require_safe
+def schedules(request: HttpRequest) -> HttpResponse:
+    """Schedules by name, each with its next run and what became of the last ones."""
+    tenants = access.require(request, Permission.VIEW)
+    rows = Job.objects.filter(tenant__in=tenants)
+    page = keyset.page(rows, order=("name", "id"), cursor=keyset.read(request.GET, fields=2), size=SIZE)
+    asking, recent = _asking(page.rows), _recent(page.rows)
+    facts = {
+        "page": page,
+        "rows": [(job, _label(job, asking), _said(job), recent[job.pk]) for job in page.rows],
+        "tenants": tenants,
+        "may_change": bool(access.tenants_of(request, Permission.SCHEDULE)),
+        "section": "schedules",
+        "now": database_now(),
+    }
+    return live.answer(request, page="schedules.html", part="_schedules.html", facts=facts)
+
+
+def _label(job: Job, asking: set[int]) -> Label:
+    if job.problem or job.pk in asking:
+        return NEEDED
+    return ON if job.enabled else OFF
+
+
+def _asking(rows: list[Job]) -> set[int]:
+    return set(Slot.objects.filter(job__in=rows, state=SlotState.ASKED).values_list("job_id", flat=True))
+
+
+def _said(job: Job) -> str:
+    return occurrences.in_words(job.kind, job.expression)
+
+
+def _recent(rows: list[Job]) -> dict[int, list[Line]]:
+    """The newest expected runs of each schedule, by one query."""
+    newest: dict[int, list[Line]] = {job.pk: [] for job in rows}
+    for slot in Slot.objects.filter(pk__in=_newest(rows)).select_related("run").order_by("-scheduled_for"):
+        newest[slot.job_id].append(_line(slot))
+    return newest
+
+
+def _newest(rows: list[Job]) -> list[int]:
+    """Ids, read along the index from the newest of each schedule."""
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute(
+            "SELECT s.id FROM unnest(%s::bigint[]) AS j (id), LATERAL (SELECT id FROM reconciliation_slot"
+            " WHERE job_id = j.id ORDER BY scheduled_for DESC LIMIT %s) AS s",
+            [[job.pk for job in rows], RECENT],
+        )
+        return [row[0] for row in cursor.fetchall()]
+
+
+def _line(slot: Slot) -> Line:
+    if slot.run is not None and (slot.open or slot.run.state != "succeeded"):
+        label = wording.run_label(slot.run.state, escalated=slot.run.escalated_at is not None)
+    else:
+        label = wording.slot_label(slot.state)
+    return Line(slot, label, wording.slot_story(slot))
+
+
+@login_required
+@require_safe
+def schedule(request: HttpRequest, pk: int) -> HttpResponse:
+    """One schedule; `?done=<token>` shows how an earlier press ended."""
+    job, actor = access.fetch_job(request, pk, Permission.VIEW)
+    facts = _facts(request, job, actor) | {"answer": pressing.answered(request, actor=actor)}
+    return live.answer(request, page="schedule.html", part="_schedule.html", facts=facts)
+
+
+def _facts(request: HttpRequest, job: Job, actor: Actor) -> dict[str, Any]:
+    rows = Slot.objects.filter(job=job).select_related("run", "behind")
+    page = keyset.page(rows, order=("-scheduled_for",), cursor=keyset.read(request.GET, fields=1), size=SIZE)
+    now = database_now()
+    may_read = Permission.VIEW_AUDIT in actor.permissions
+    fillable = [(str(slot.pk), slot) for slot in jobs.fillable(job)]
+    return {
+        "job": job,
+        "now": now,
+        "label": _label(job, _asking([job])),
+        "said": _said(job),
+        "coming": _coming(job, now) if not request.GET.get("after") else [],
+        "page": page,
+        "lines": [_line(slot) for slot in page.rows],
+        "terms": wording.job_terms(job),
+        "asked": list(Slot.objects.filter(job=job, state=SlotState.ASKED).order_by("scheduled_for")[:3]),
+        "fillable": fillable,
+        "history": _history(job) if may_read else [],
+        "may_read_audit": may_read,
+        "may_change": Permission.SCHEDULE in actor.permissions,
+        "zone_data": occurrences.ZONE_DATA,
+        "tokens": [uuid.uuid4() for _ in range(8)],
+        "token": uuid.uuid4(),
+        "tenants": access.tenants_of(request),
+        "section": "schedules",
+        "expected": wording.EXPECTED,
+    }
+
+
+def _coming(job: Job, now: Any) -> list[Occurrence]:
+    if not job.enabled or job.next_at is None:
+        return []
+    try:
+        return occurrences.upcoming(ledger.plan_of(job), now, 5)[::-1]
+    except NotASchedule:
+        return []
+
+
+def _history(job: Job, *, since: int = 0) -> list[Moment]:
+    entries = Entry.objects.filter(subject=job.subject).exclude(event="slot")
+    if since:
+        entries = entries.filter(version__gt=since)
+    return [decided_moment(entry) for entry in entries.order_by("-seq").prefetch_related("openings")[:20]]
+
+
+# Forms
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def new(request: HttpRequest) -> HttpResponse:
+    """A new schedule: its times are shown before it is saved."""
+    tenants = access.require(request, Permission.SCHEDULE)
+    blank = {"zone": "UTC", "missed": "latest_only", "overlap": "skip", "version": 0, "token": uuid.uuid4()}
+    form = NewJobForm(request.POST or None, initial=blank, workflows=_workflows(), tenants=tenants)
+    if request.method != "POST" or not form.is_valid():
+        return _form(request, form, job=None, status=422 if form.is_bound else 200)
+    clean = form.cleaned_data
+    actor = access.actor_for(request, clean["tenant"])
+    try:
+        change = jobs.preview(None, form.terms(), now=database_now())
+        if not request.POST.get("confirm"):
+            return _form(request, form, job=None, change=change)
+        answer = jobs.create(tenant=clean["tenant"], name=clean["name"], terms=form.terms(), token=clean["token"],
+                             actor=actor, reason=clean["reason"])  # fmt: skip
+    except jobs.Refused as refused:
+        return _refused_terms(request, form, refused, job=None)
+    made = Job.objects.get(tenant=clean["tenant"], name=clean["name"])
+    return redirect(f"{reverse('schedule', args=[made.pk])}?done={answer.token}")
+
+
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def edit(request: HttpRequest, pk: int) -> HttpResponse:
+    """Change a schedule: old and new times are shown before it is saved."""
+    job, actor = access.fetch_job(request, pk, Permission.SCHEDULE)
+    stands = {**vars(jobs.terms_of(job)), "input": "", "version": job.version, "token": uuid.uuid4()}
+    form = JobForm(request.POST or None, initial=stands, workflows=_workflows(job.workflow))
+    if request.method != "POST" or not form.is_valid():
+        return _form(request, form, job=job, status=422 if form.is_bound else 200)
+    try:
+        change = jobs.preview(job, form.terms(), now=database_now())
+        if not request.POST.get("confirm"):
+            return _form(request, form, job=job, change=change)
+        clean = form.cleaned_data
+        answer = jobs.edit(job, terms=form.terms(), version=clean["version"], token=clean["token"], actor=actor,
+                           reason=clean["reason"])  # fmt: skip
+    except jobs.Refused as refused:
+        return _refused_terms(request, form, refused, job=job)
+    if answer.verdict is Verdict.CONFLICT:
+        return _form_anew(request, form, job, change, answer)
+    return redirect(f"{reverse('schedule', args=[pk])}?done={answer.token}")
+
+
+def _workflows(*also: str) -> list[str]:
+    return sorted({name for name, _ in registry.workflows()} | set(also))
+
+
+def _form(request: HttpRequest, form: Form, *, job: Job | None, status: int = 200, **more: Any) -> HttpResponse:
+    facts = {
+        "form": form,
+        "job": job,
+        "section": "schedules",
+        "zones": sorted(available_timezones()),
+        "shown": job.input_shown if job else "",
+        "hidden": wording.hidden_input(job) if job else (),
+        "job_zone": form["zone"].value(),
+    }
+    change: jobs.Change | None = more.get("change")
+    if change is not None:
+        facts["pairs"] = list(zip_longest(change.old, change.new))
+    return render(request, "schedule_form.html", facts | more, status=status)
+
+
+def _refused_terms(request: HttpRequest, form: Form, refused: jobs.Refused, *, job: Job | None) -> HttpResponse:
+    form.add_error(refused.field if refused.field in form.fields else None, refused.sentence)
+    return _form(request, form, job=job, status=422)
+
+
+def _form_anew(request: HttpRequest, form: Form, job: Job, change: jobs.Change, answer: Answer) -> HttpResponse:
+    """409: what changed since; what was typed is kept, and may be sent with the new version."""
+    since = form.cleaned_data["version"]
+    job.refresh_from_db()
+    data = form.data.copy()  # type: ignore[attr-defined]
+    data["version"], data["token"] = str(job.version), str(uuid.uuid4())
+    form.data = data
+    return _form(request, form, job=job, status=409, change=jobs.Change(old=change.old, new=change.new),
+                 conflict=answer, changes=_history(job, since=since))  # fmt: skip
+
+
+@login_required
+@require_POST
+def act(request: HttpRequest, pk: int) -> HttpResponse:
+    """One press of one button on the schedule."""
+    job, actor = access.fetch_job(request, pk, Permission.VIEW)
+    form = RunNowForm(request.POST)
+    if not form.is_valid():
+        raise BadRequest("The form came without what it needs, so nothing was done. Open the page again.")
+    answer = _deed(job, form.cleaned_data, actor)
+    back = reverse("schedule", args=[pk])
+    if answer.verdict is Verdict.CONFLICT:
+        facts = {"answer": answer, "subject": job, "changes": _history(job, since=form.cleaned_data["version"]),
+                 "reason": form.cleaned_data["reason"], "back": back}  # fmt: skip
+        return render(request, "conflict.html", facts, status=409)
+    if answer.verdict is Verdict.REFUSED:
+        status = 422 if Permission.SCHEDULE in actor.permissions else 403
+        title = "Not done" if status == 422 else "Your role does not allow this"
+        return errors.page(request, status, title, answer.message, "Nothing was changed.", back=back,
+                           back_label="Back to the schedule", reason=form.cleaned_data["reason"])  # fmt: skip
+    return redirect(f"{back}?done={answer.token}")
+
+
+def _deed(job: Job, clean: dict[str, Any], actor: Actor) -> Answer:
+    given = {"version": clean["version"], "token": clean["token"], "actor": actor, "reason": clean["reason"]}
+    action, slot = clean["action"], clean["slot"]
+    if action in ("enable", "disable"):
+        return jobs.switch(job, on=action == "enable", **given)
+    if action == "new_intent":
+        return jobs.run_now(job, fill=None, **given)
+    if not (slot.isdecimal() or (action == "fill" and slot == "next")):
+        raise BadRequest("The form names no expected run, so nothing was done.")
+    if action == "fill":
+        return jobs.run_now(job, fill=slot, **given)
+    return jobs.answer_missed(job, slot=int(slot), run=clean["run"], **given)

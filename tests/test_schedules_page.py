@@ -1,0 +1,231 @@
+"""The pages of schedules, without JavaScript: what is expected and why, old and new times, presses and stale pages."""
+
+import re
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+
+from reconciliation import registry
+from reconciliation.models import Job, Run
+from tests import cast, timetable
+from tests.timetable import slots, tick
+
+
+def utc(text):
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.fixture
+def office(clerk, settings):
+    settings.AFTERCALL_WORKFLOWS = ["tests.timetable.WORKFLOWS"]
+    registry.forget()
+    yield clerk
+    registry.forget()
+
+
+@pytest.fixture
+def who(office):
+    return cast.people()
+
+
+TERMS = {"kind": "cron", "expression": "30 16 * * *", "zone": "UTC", "workflow": "mailing", "missed": "latest_only",
+         "overlap": "skip"}  # fmt: skip
+
+
+def job(clock, at="2026-06-10T18:00", **terms):
+    return timetable.job(at=utc(at), clock=clock, tenant="t_acme", **{"expression": "30 16 * * *", **terms})
+
+
+def text(answer):
+    return " ".join(re.sub(r"<[^>]+>", " ", answer.content.decode()).split())
+
+
+def form_of(job, **terms):
+    return {**TERMS, "version": job.version, "token": str(uuid4()), **terms}
+
+
+def test_an_empty_list_says_what_a_schedule_is(who):
+    said = text(cast.client(who["vi_eve"]).get("/schedules"))
+    assert "No schedule yet" in said
+    assert "New schedule" not in said
+
+
+def test_the_list_shows_the_next_run_by_both_clocks_and_the_last_ones(who, clock):
+    daily = job(clock, at="2026-06-09T18:00", zone="America/New_York")
+    clock.set(utc("2026-06-10T20:30:01"))
+    tick()
+    browser = cast.client(who["op_ann"])
+    browser.cookies["zone"] = "Asia/Tokyo"
+    said = text(browser.get("/schedules"))
+    assert daily.name in said
+    assert "Thu 11 Jun 2026 16:30 EDT" in said
+    assert "12 Jun 2026 05:30:00 for you" in said or "12 Jun 05:30:00 for you" in said
+    assert "Started on time." in said
+
+
+@pytest.mark.case("E1")
+@pytest.mark.case("E5")
+def test_the_page_tells_what_became_of_each_expected_run(who, clock):
+    daily = job(clock, at="2026-03-07T12:00", expression="30 2 * * *", zone="America/New_York", missed="skip")
+    page = f"/schedules/{daily.pk}"
+    before = text(cast.client(who["op_ann"]).get(page))
+    assert "Sun 8 Mar 2026 03:00 EDT" in before
+    assert "02:30 does not exist that day" in before
+    clock.set(utc("2026-03-08T07:00:01"))
+    tick()
+    clock.set(utc("2026-03-12T12:00"))
+    tick()
+    said = text(cast.client(who["op_ann"]).get(page))
+    assert "02:30 did not exist that day, so it stands at the first moment after the gap" in said
+    assert "4 starts. Nobody was there to start it, and the job skips missed runs." in said
+    assert f"Run {Run.objects.get().pk}" in said
+
+
+@pytest.mark.case("E10")
+def test_old_and_new_times_are_shown_before_anything_is_saved(who, clock):
+    daily = job(clock, at="2026-06-10T16:00")
+    clock.set(utc("2026-06-10T16:30:01"))
+    tick()
+    clock.set(utc("2026-06-10T18:00"))
+    browser = cast.client(who["op_ann"])
+    page = f"/schedules/{daily.pk}/edit"
+    terms = form_of(daily, zone="America/New_York", reason="the desk moved")
+    shown = text(browser.post(page, terms))
+    assert "Thu 11 Jun 2026 16:30 UTC Wed 10 Jun 2026 16:30 EDT" in shown
+    assert "with the new times it runs on that date once more" in shown
+    assert Job.objects.get().zone == "UTC"
+    saved = browser.post(page, {**terms, "confirm": "1"}, follow=True)
+    assert "Done. Next run at 2026-06-10 20:30:00 UTC." in text(saved)
+    assert "the desk moved" in text(saved)
+    again = browser.post(page, {**terms, "confirm": "1"})
+    assert again.status_code == 302
+    assert Job.objects.get().version == 2
+
+
+def test_a_stale_form_keeps_the_words_and_says_who_was_first(who, clock):
+    daily = job(clock)
+    stale = form_of(daily, expression="0 3 * * *", reason="quieter at three", confirm="1")
+    page = f"/schedules/{daily.pk}/edit"
+    cast.client(who["op_bob"]).post(page, form_of(daily, expression="0 4 * * *", confirm="1"))
+    told = cast.client(who["op_ann"]).post(page, stale)
+    assert told.status_code == 409
+    assert "by op_bob: a schedule was changed" in text(told)
+    assert "quieter at three" in told.content.decode()
+    assert 'name="version" value="2"' in told.content.decode()
+    assert Job.objects.get().expression == "0 4 * * *"
+
+
+@pytest.mark.parametrize(
+    ("terms", "says"),
+    [
+        ({"expression": "often"}, "five fields"),
+        ({"zone": "Mars/Olympus"}, "no time zone"),
+        ({"workflow": "telegram", "missed": "run_all"}, "accept it explicitly"),
+        ({"start_deadline": "soon"}, "A length looks like"),
+        ({"max_run_time": "0 s"}, "between a second and ten years"),
+        ({"input": "[1]"}, "one JSON object"),
+        ({"kind": "sometimes"}, "Select a valid choice"),
+    ],
+)
+def test_terms_that_cannot_be_are_refused_beside_their_field(who, clock, terms, says):
+    daily = job(clock)
+    told = cast.client(who["op_ann"]).post(f"/schedules/{daily.pk}/edit", form_of(daily, confirm="1", **terms))
+    assert told.status_code == 422
+    assert says in text(told)
+    assert Job.objects.get().version == 1
+
+
+def test_a_new_schedule_is_made_once_and_its_name_is_taken_then(who, clock):
+    clock.set(utc("2026-06-10T18:00"))
+    browser = cast.client(who["op_ann"])
+    assert browser.get("/schedules/new").status_code == 200
+    terms = {**TERMS, "tenant": "t_acme", "name": "nightly", "version": 0, "token": str(uuid4()), "max_catch_up": "1 d"}
+    assert "letters, digits, dot" in text(browser.post("/schedules/new", {**terms, "name": "x y"}))
+    terms |= {"input": '{"order": "1002", "card": "4242"}'}
+    assert "Its first runs" in text(browser.post("/schedules/new", terms))
+    assert not Job.objects.exists()
+    for _ in range(2):
+        made = browser.post("/schedules/new", {**terms, "confirm": "1"}, follow=True)
+        assert "nightly is on." in text(made)
+    assert Job.objects.count() == 1
+    taken = browser.post("/schedules/new", {**terms, "confirm": "1", "token": str(uuid4())})
+    assert "There is a job of this name already" in text(taken)
+    edited = browser.get(f"/schedules/{Job.objects.get().pk}/edit")
+    assert "4242" not in edited.content.decode()
+    assert "not to be seen, card" in text(edited)
+
+
+def press(browser, job, action, **more):
+    fresh = Job.objects.get(pk=job.pk)
+    form = {"action": action, "token": str(uuid4()), "version": fresh.version, "reason": "asked for", **more}
+    return browser.post(f"/schedules/{job.pk}/act", form, follow=True)
+
+
+def test_running_by_hand_asks_whether_it_fills_a_time_or_is_a_new_intent(who, clock):
+    daily = job(clock)
+    browser = cast.client(who["op_ann"])
+    page = text(browser.get(f"/schedules/{daily.pk}"))
+    assert "Run for an expected time" in page
+    assert "Run once more, as a new intent" in page
+    assert "Run nightly@2026-06-11T16:30:00+00:00 is started" in text(press(browser, daily, "fill", slot="next"))
+    assert "is started" in text(press(browser, daily, "new_intent"))
+    assert Run.objects.count() == 2
+    assert press(browser, daily, "fill", slot="999").status_code == 422
+    assert press(browser, daily, "fill", slot="x").status_code == 400
+
+
+def test_missed_starts_that_are_asked_about_are_answered_on_the_page(who, clock):
+    daily = job(clock, missed="ask")
+    clock.set(utc("2026-06-14T18:00"))
+    tick()
+    browser = cast.client(who["op_ann"])
+    assert "4 missed starts: run?" in text(browser.get(f"/schedules/{daily.pk}"))
+    (asked,) = slots(daily)
+    assert "Done." in text(press(browser, daily, "answer", slot=asked.pk, run="latest"))
+    tick()
+    assert [slot.state for slot in slots(daily)] == ["missed", "started"]
+
+
+def test_switching_off_and_on_and_a_stale_press(who, clock):
+    daily = job(clock)
+    browser = cast.client(who["op_ann"])
+    assert "It is off" in text(press(browser, daily, "disable"))
+    assert press(browser, daily, "enable", version=1).status_code == 409
+    assert "Next run at" in text(press(browser, daily, "enable"))
+
+
+def test_who_may_not_sees_no_buttons_and_cannot_press(who, clock):
+    daily = job(clock)
+    viewer = cast.client(who["vi_eve"])
+    assert "changing schedules needs operator or admin" in text(viewer.get(f"/schedules/{daily.pk}"))
+    assert press(viewer, daily, "disable").status_code == 403
+    assert viewer.get(f"/schedules/{daily.pk}/edit").status_code == 403
+    assert viewer.get("/schedules/new").status_code == 403
+    outsider = cast.client(who["out_zoe"])
+    assert outsider.get(f"/schedules/{daily.pk}").status_code == 404
+    assert press(outsider, daily, "disable").status_code == 404
+    assert Job.objects.get().enabled
+
+
+def test_an_outsider_cannot_make_a_schedule_in_a_tenant_of_others(who, clock):
+    terms = {**TERMS, "tenant": "t_acme", "name": "theirs", "version": 0, "token": str(uuid4()), "confirm": "1"}
+    assert cast.client(who["out_zoe"]).post("/schedules/new", terms).status_code == 422
+    assert not Job.objects.exists()
+
+
+def test_a_schedule_that_cannot_start_says_why(who, clock):
+    daily = job(clock)
+    Job.objects.update(problem="no_handler")
+    for page in ("/schedules", f"/schedules/{daily.pk}"):
+        assert "no handler for it" in text(cast.client(who["op_ann"]).get(page))
+
+
+def test_the_list_is_read_with_few_queries(who, clock, django_assert_max_num_queries):
+    for number in range(20):
+        timetable.job(f"job-{number}", at=utc("2026-06-10T18:00"), clock=clock, tenant="t_acme")
+    clock.advance(minutes=2)
+    tick()
+    browser = cast.client(who["op_ann"])
+    with django_assert_max_num_queries(15):
+        assert browser.get("/schedules").status_code == 200
