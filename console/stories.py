@@ -103,10 +103,11 @@ def decided_moment(entry: Entry) -> Moment:
     moved = moved if entry.from_state != entry.to_state else ""
     event = "" if entry.event == "transition" else entry.event.replace("_", " ")
     mark = str(details_of(entry)["details"].get("mark") or "")
+    why = wording.reason(entry.reason_code) if mark != entry.reason_code else ""  # the mark says it already
     return Moment(
         at=entry.at,
         glyph="▲" if mark not in ("", "cleared") else "●",
-        text=". ".join(filter(None, [wording.reason(entry.reason_code), _mark(mark)])),
+        text=". ".join(filter(None, [why, _mark(mark)])),
         decided=True,
         moved=moved or event,
         who=actor_name(entry, opened),

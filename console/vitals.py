@@ -108,7 +108,9 @@ def _workers(now: datetime) -> Check:
 def _life(worker: Worker, now: datetime) -> str:
     if worker.dead_at:
         return "dead"
-    return "alive" if now - worker.seen_at < SILENT else "silent"
+    if now - worker.seen_at < SILENT:
+        return "alive"
+    return "idle" if worker.role == "web" else "silent"  # a web process is heard of only when it sends
 
 
 def _beat(now: datetime) -> Check:

@@ -74,7 +74,26 @@ def say_resume(run: Run) -> Say:
         return False, "The run has ended."
     if run.escalated_at is None:
         return False, "Automation has not stopped with this run."
+    stuck = _failed_undos(run) if run.state == RunState.COMPENSATING else ""
+    if stuck:
+        return False, f"The undo of {stuck} failed for good: try it again as a new intent on its page, or waive it."
     return True, "Clears the mark: automation goes on from the first step that is not settled."
+
+
+def _failed_undos(run: Run) -> str:
+    """The steps whose undo failed for good, where nothing but such ones is left: resuming would change nothing."""
+    try:
+        progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
+    except registry.Unregistered:
+        return ""
+    if any(_may_move(progress.undo(step)) for step in progress.undoable()):
+        return ""
+    ended = (State.FAILED_TERMINAL, State.TERMINATED)
+    return ", ".join(step.name for step in progress.to_undo() if (u := progress.undo(step)) and u.state in ended)
+
+
+def _may_move(undo: Operation | None) -> bool:
+    return undo is None or undo.state not in (State.FAILED_TERMINAL, State.TERMINATED)
 
 
 def say_cancel(run: Run) -> Say:

@@ -14,7 +14,7 @@ from .models import Approval, Operation, Run, Tick
 
 WATCH_EVERY = 15.0  # seconds
 ROUNDS = 20  # a drain ends by itself well before the queue would take it for lost; the beat asks again
-QUIET = timedelta(seconds=10)  # the health page takes a worker that has not been seen for 30 s for silent
+QUIET = timedelta(seconds=10)  # the health page takes a worker that has not been heard of for 90 s for silent
 
 
 def drain() -> int:

@@ -827,7 +827,7 @@ def run_stands(run: Run, *, now: datetime) -> str:
     if run.escalated_at:
         return f"{reason(run.escalation_reason)}{f' ({run.waiting_for})' if run.waiting_for else ''}"
     if run.state in RUN_TERMINAL or run.state == RunState.COMPENSATING:
-        named = f": {run.waiting_for}" if run.waiting_for else ""
+        named = f": {run.waiting_for}" if run.waiting_for and run.state != RunState.CANCELLED else ""
         return f"{reason(run.reason_code)}{named}" if run.reason_code else run_label(run.state).word
     if run.waiting_for.startswith(LOCK):
         return _for_lock(run)

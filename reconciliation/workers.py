@@ -20,6 +20,7 @@ from .models import Worker
 from .transition import ALIAS
 
 _lock = threading.Lock()
+_role = "worker"
 _known: dict[int, str] = {}  # pid -> name: a forked child is another worker than its parent
 
 
@@ -88,13 +89,19 @@ def provably_gone(pid: int, ticks: int) -> bool:
     return after_name[0] in ("Z", "X") or int(after_name[19]) != ticks
 
 
-def me(role: str = "worker") -> str:
+def serve_as(role: str) -> None:
+    """What this process is on record as, should it send anything: a web process does so when a person presses retry."""
+    global _role
+    _role = role
+
+
+def me(role: str = "") -> str:
     """The name of this process in the ledger; registers it at its first call."""
     pid = os.getpid()
     name = _known.get(pid)
     if name is None:
         with _lock:
-            name = _known.get(pid) or _register(pid, role)
+            name = _known.get(pid) or _register(pid, role or _role)
             _known[pid] = name
     return name
 

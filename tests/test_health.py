@@ -13,6 +13,7 @@ from django.utils import timezone
 from django_q.models import OrmQ
 
 from console import vitals
+from reconciliation import workers
 from reconciliation.models import Worker
 from reconciliation.tasks import tick
 from reconciliation.transition import database_now
@@ -58,6 +59,20 @@ def test_workers_are_alive_silent_or_dead_and_only_the_proven_are_dead(eve):
     page = text(eve.get("/health"))
     for name, life in (("w-alive", "alive"), ("w-silent", "silent"), ("w-dead", "dead")):
         assert re.search(rf"{name} worker box 1 \S+ \S+ ago {life}", page)
+
+
+def test_a_console_process_that_sent_once_is_idle_later_and_counts_as_no_worker(eve):
+    worker("w-web", ago=200, role="web")
+    page = text(eve.get("/health"))
+    assert re.search(r"w-web web box 1 \S+ \S+ ago idle", page)
+    assert "No worker is alive" in page
+
+
+def test_a_process_registers_as_what_it_serves_as(ledger_db, monkeypatch):
+    monkeypatch.setattr(workers, "_known", {})
+    monkeypatch.setattr(workers, "_role", "worker")
+    workers.serve_as("web")
+    assert Worker.objects.get(name=workers.me()).role == "web"
 
 
 def test_overdue_work_is_counted_with_the_age_of_the_oldest(eve, clock):

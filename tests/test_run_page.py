@@ -2,6 +2,7 @@
 
 import html
 import re
+from uuid import uuid4
 
 import pytest
 
@@ -112,7 +113,22 @@ def test_a_stuck_undo_is_named_and_so_is_what_waits_for_it(ann, desk, clock):
     assert "waits for the undo of schedule_pickup" in saga_of(page)
     assert "▲ escalated ↶ compensating" in text(page)
     assert "Being undone: what there is of it" in part(page, 'id="account"')
-    assert "Resume the run" in text(page)
+    assert (
+        "The undo of schedule_pickup failed for good: try it again as a new intent on its page, or waive it."
+        in text(page)
+    )
+    assert "Automation stopped: an undo is stuck; a person must finish it." in text(page)
+
+
+def test_a_stuck_way_back_goes_on_after_a_new_intent_of_its_undo(ann, desk, clock):
+    run = stuck(desk, clock)
+    desk.carrier.clear_faults()
+    undo = Operation.objects.get(step="undo:schedule_pickup")
+    form = {"action": "new_intent", "token": str(uuid4()), "version": undo.version, "reason": "The van came back."}
+    assert ann.post(f"/operations/{undo.pk}/act", form).status_code == 302
+    settle(clock)
+    assert Run.objects.get(pk=run.pk).state == "compensated"
+    assert "Each applied step is undone" in text(ann.get(f"/runs/{run.pk}"))
 
 
 def test_a_waived_undo_says_that_it_was_done_by_hand(ann, desk, clock):
