@@ -46,7 +46,7 @@ class Told:
     url: str
 
 
-_PAGES = {"operation": "case", "run": "run"}
+_PAGES = {"operation": "case", "run": "run", "approval": "approval"}
 
 
 def signals(tenants: list[str]) -> list[Told]:
