@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 from django import forms
+from django.core.validators import MaxValueValidator, MinValueValidator
 
 from reconciliation.actions import Press
 from reconciliation.limits import KINDS, Wanted
 
 LONGEST_REASON = 2000
 _INPUT = "input_"
+_DAYS = [MinValueValidator(date(1970, 1, 1)), MaxValueValidator(date(9000, 1, 1))]  # beyond, a zone's offset overflows
 
 
 class PressForm(forms.Form):
@@ -20,6 +23,17 @@ class PressForm(forms.Form):
     token = forms.UUIDField()
     version = forms.IntegerField(min_value=1)
     reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True)
+
+    def clean_reason(self) -> str:
+        """A reason that nobody can see is none."""
+        reason: str = self.cleaned_data["reason"]
+        return reason if any(sign.isprintable() and not sign.isspace() for sign in reason) else ""
+
+    def clean(self) -> dict[str, Any]:
+        """The further inputs differ from action to action; what none of them may hold is refused here."""
+        if any("\0" in value for name, value in self.data.items() if name.startswith(_INPUT)):
+            self.add_error(None, "NUL")
+        return super().clean() or {}
 
     def press(self) -> Press:
         """The press that the form carries."""
@@ -35,8 +49,10 @@ class PressForm(forms.Form):
 
     def problem(self) -> str:
         """What is wrong with the form, for the person who sent it."""
-        if "reason" in self.errors:
+        if self.has_error("reason", "max_length"):
             return f"The reason is longer than {LONGEST_REASON} characters. Nothing was done."
+        if "reason" in self.errors or self.non_field_errors():
+            return "What was typed holds a character that cannot be kept (NUL). Nothing was done."
         missing = " and ".join(name for name in ("action", "version", "token") if name in self.errors)
         return f"The form came without a usable {missing}, so nothing was done. Open the page again and press there."
 
@@ -82,8 +98,8 @@ class AuditForm(forms.Form):
     """Filters of the audit page. Days are days in the reader's zone; the last one is included."""
 
     tenant = forms.CharField(max_length=64, required=False)
-    first = forms.DateField(required=False)
-    last = forms.DateField(required=False)
+    first = forms.DateField(required=False, validators=_DAYS)
+    last = forms.DateField(required=False, validators=_DAYS)
     subject = forms.CharField(max_length=120, required=False)
     actor = forms.CharField(max_length=200, required=False)
     event = forms.CharField(max_length=64, required=False)

@@ -8,7 +8,7 @@ import binascii
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.exceptions import BadRequest
@@ -35,16 +35,16 @@ class Cursor:
     anchor: datetime | None
 
 
-def read(query: QueryDict, *, fields: int) -> Cursor | None:
-    """The cursor in `?after=` or `?before=`. Raises BadRequest when it is not one of ours."""
+def read(query: QueryDict, *, kinds: Sequence[type]) -> Cursor | None:
+    """The cursor in `?after=` or `?before=`, a value of each kind. Raises BadRequest when it is not one of ours."""
     text = query.get("after") or query.get("before")
     if not text:
         return None
     try:
         anchor, *values = (_thaw(value) for value in json.loads(base64.urlsafe_b64decode(text.encode() + b"==")))
-    except (ValueError, binascii.Error, TypeError) as error:
+    except (ValueError, binascii.Error, TypeError, KeyError) as error:
         raise BadRequest("The address names no page of this list; start again at its first page.") from error
-    if len(values) != fields or not isinstance(anchor, datetime | None) or any(isinstance(v, dict) for v in values):
+    if [type(value) for value in values] != list(kinds) or not isinstance(anchor, datetime | None):
         raise BadRequest("The address names a page of another list; start again at the first page.")
     return Cursor(tuple(values), backwards=not query.get("after"), anchor=anchor)
 
@@ -94,4 +94,15 @@ def _freeze(value: Any) -> Any:
 
 
 def _thaw(value: Any) -> Any:
-    return datetime.fromisoformat(value["t"]) if isinstance(value, dict) else value
+    return moment(value["t"]) if isinstance(value, dict) else value
+
+
+def moment(text: str) -> datetime:
+    """The moment that an address names, in UTC. Raises ValueError where it is none that PostgreSQL could compare."""
+    try:
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is None:
+            raise ValueError("a moment without its zone is none")
+        return at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("beyond all calendars") from error

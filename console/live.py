@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
+from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
@@ -23,11 +24,14 @@ def signed_in(view: View) -> View:
     """Lead a stranger to the sign-in page.
 
     The live part of a page that is open is told 401 instead: the page says so and keeps what is being typed in it.
+    PostgreSQL keeps no NUL, so an address that holds one is refused before anything is asked of it.
     """
     led = login_required(view)
 
     @wraps(view)
     def inner(request: HttpRequest, *args: Any, **parts: Any) -> HttpResponseBase:
+        if "%00" in request.META.get("QUERY_STRING", ""):
+            raise BadRequest("The address holds a character that no name, number or day has.")
         if request.headers.get("HX-Request") and not request.user.is_authenticated:
             return HttpResponse("You are signed out.\n", status=401, content_type="text/plain")
         return led(request, *args, **parts)

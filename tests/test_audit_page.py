@@ -88,6 +88,14 @@ def test_a_range_that_ends_before_it_begins_is_said_to_be_wrong(dan):
     assert "The last day lies before the first." in text(answer)
 
 
+@pytest.mark.parametrize("day", ["last=9999-12-31", "first=0001-01-01", "last=0001-01-01", "first=2026-13-45"])
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/Los_Angeles"])
+def test_a_day_that_no_zone_can_tell_is_refused_with_words(dan, zone, day):
+    dan.cookies["zone"] = zone
+    assert dan.get(f"/audit?{day}").status_code == 422
+    assert dan.get(f"/audit/export?{day}").status_code == 400
+
+
 def test_pages_hold_every_entry_once(dan, monkeypatch):
     monkeypatch.setattr("console.views.audit.SIZE", 4)
     for _ in range(5):

@@ -314,6 +314,48 @@ def test_a_press_without_its_token_or_version_is_a_clear_400(ann, missing):
     assert Operation.objects.get(pk=case.pk).version == case.version
 
 
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        ({"reason": "a\0b"}, "a character that cannot be kept (NUL). Nothing was done."),
+        ({"reason": "x", "input_provider_operation_id": "re_\0"}, "a character that cannot be kept (NUL)."),
+        ({"reason": "x" * 2001}, "The reason is longer than 2000 characters. Nothing was done."),
+        ({"reason": "x" * 3_000_000}, "That is more than one form can carry. Nothing was done."),
+    ],
+)
+def test_what_cannot_be_kept_is_a_clear_400(ann, typed, why):
+    case = cast.escalated()
+    form = {"action": "resolve_applied", "token": str(uuid.uuid4()), "version": case.version}
+    answer = ann.post(f"/operations/{case.pk}/act", form | typed)
+    assert answer.status_code == 400
+    assert why in text(answer)
+    assert "settings" not in text(answer)
+    assert Operation.objects.get(pk=case.pk).version == case.version
+
+
+@pytest.mark.parametrize("reason", ["\x01\x02", "\u200b\u200b", "\u202e", " \n "])
+def test_a_reason_that_nobody_can_see_is_none(ann, reason):
+    case = cast.escalated()
+    form = {"action": "terminate", "token": str(uuid.uuid4()), "version": case.version, "reason": reason}
+    answer = ann.post(f"/operations/{case.pk}/act", form)
+    assert answer.status_code == 422
+    assert "A reason is needed" in text(answer)
+    assert Operation.objects.get(pk=case.pk).state == "ambiguous"
+
+
+@pytest.mark.parametrize(
+    "before", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+14:00", "2026-11-29T23:00:00", "nonsense", "1"]
+)
+def test_a_moment_that_is_none_is_a_clear_400(ann, before):
+    answer = ann.get(f"/operations/{cast.escalated().pk}", {"before": before})
+    assert answer.status_code == 400
+    assert "names no part of this timeline" in text(answer)
+
+
+def test_a_moment_far_from_utc_is_a_moment(ann):
+    assert ann.get(f"/operations/{cast.escalated().pk}", {"before": "2026-11-29T23:00:00+23:59"}).status_code == 200
+
+
 def test_an_action_that_does_not_exist_is_a_clear_400(ann):
     case = cast.escalated()
     form = {"action": "rollback", "token": str(uuid.uuid4()), "version": case.version}

@@ -1,6 +1,8 @@
 """The queue: most urgent first, filters, search, pages, and a live part that costs nothing while nothing changes."""
 
+import base64
 import html
+import json
 import re
 from datetime import timedelta
 
@@ -118,11 +120,55 @@ def test_pages_by_key_skip_and_repeat_nothing_while_rows_come_and_go(ann, monkey
     assert heads(back) == heads(second)
 
 
-def test_a_cursor_that_is_not_ours_is_a_clear_400(ann):
-    for cursor in ("nonsense", "W251bGwsIDFd", "bnVsbA"):
-        answer = ann.get(f"/?after={cursor}")
+def sealed(*values):
+    return base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
+
+
+LAST_DAY = {"t": "9999-12-31T23:59:59-23:59"}
+
+
+@pytest.mark.parametrize(
+    ("page", "cursor"),
+    [
+        ("/?tab=decide", "nonsense"),
+        ("/?tab=decide", "W251bGwsIDFd"),
+        ("/?tab=decide", "bnVsbA"),
+        ("/?tab=decide", sealed(None, "2026-01-01", "2026", 3)),
+        ("/?tab=decide", sealed(None, {"t": "2026-01-01T00:00:00"}, {"t": "2026-01-01T00:00:00"}, 3)),
+        ("/?tab=decide", sealed(LAST_DAY, LAST_DAY, LAST_DAY, 3)),
+        ("/?tab=decide", sealed(None, {}, {}, 3)),
+        ("/?sort=money", sealed(None, True, {"t": "2026-01-01T00:00:00Z"}, 3)),
+        ("/?tab=all", sealed(None, "x")),
+        ("/?tab=all", sealed(None, None)),
+        ("/?tab=all", sealed(None, [1])),
+        ("/?tab=all", sealed(None, float("nan"))),
+        ("/?tab=closed", sealed(None, 1, 1)),
+        ("/runs?open=1", sealed(None, "a\0b")),
+    ],
+)
+def test_a_cursor_that_is_not_ours_is_a_clear_400(ann, page, cursor):
+    for side in ("after", "before"):
+        answer = ann.get(f"{page}&{side}={cursor}")
         assert answer.status_code == 400
         assert "start again" in text(answer)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "/?q=a%00b",
+        "/?state=%00",
+        "/?provider=%00",
+        "/?tenant=%00",
+        "/?error=%00",
+        "/runs?state=%00",
+        "/audit?actor=%00",
+    ],
+)
+def test_an_address_with_a_nul_is_a_clear_400(ann, page):
+    answer = ann.get(page)
+    assert answer.status_code == 400
+    assert "holds a character that no name, number or day has" in text(answer)
 
 
 def test_rows_of_another_tenant_are_nowhere(ann):

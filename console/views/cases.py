@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from console import access, live, pressing
+from console import access, keyset, live, pressing
 from console.ledger import spec_of
 from console.live import signed_in
 from console.sagas import run_steps
@@ -151,6 +151,6 @@ def moment_of(request: HttpRequest) -> datetime | None:
     """Where in a timeline the page starts; None is its newest end."""
     text = request.GET.get("before")
     try:
-        return datetime.fromisoformat(text) if text else None
+        return keyset.moment(text) if text else None
     except ValueError as error:
         raise BadRequest("The address names no part of this timeline.") from error

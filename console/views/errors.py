@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.core.exceptions import BadRequest, RequestDataTooBig
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
@@ -15,7 +16,11 @@ def page(request: HttpRequest, status: int, title: str, why: str, next: str = ""
 
 
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
-    why = str(exception) if exception and str(exception) else "Something in the request cannot be read."
+    why = "Something in the request cannot be read."
+    if isinstance(exception, RequestDataTooBig):
+        why = "That is more than one form can carry. Nothing was done."
+    elif isinstance(exception, BadRequest) and str(exception):  # others speak of settings and hosts
+        why = str(exception)
     return page(request, 400, "That cannot be read", why, "Go back and use the page's own links and buttons.")
 
 

@@ -101,13 +101,17 @@ def _listed(request: HttpRequest, own: Any, tenants: list[str]) -> dict[str, Any
 def _page(request: HttpRequest, rows: Any, tab: Tab, *, now: datetime) -> keyset.Page:
     if not tab.by_urgency:
         newest = ("-settled_at", "-id") if tab.name == "closed" else ("-id",)
-        return keyset.page(rows, order=newest, cursor=keyset.read(request.GET, fields=len(newest)), size=SIZE)
+        return keyset.page(rows, order=newest, cursor=keyset.read(request.GET, kinds=_kinds(newest)), size=SIZE)
     order = {"age": ("since", "id"), "money": ("-money", "since", "id")}.get(
         request.GET.get("sort", ""), ("deadline", "since", "id")
     )
-    cursor = keyset.read(request.GET, fields=len(order))
+    cursor = keyset.read(request.GET, kinds=_kinds(order))
     anchor = (cursor.anchor if cursor else None) or now
     return keyset.page(_urgency(rows, anchor=anchor), order=order, cursor=cursor, size=SIZE, anchor=anchor)
+
+
+def _kinds(order: tuple[str, ...]) -> list[type]:
+    return [int if name.lstrip("-") in ("id", "money") else datetime for name in order]
 
 
 def _urgency(rows: Any, *, anchor: datetime) -> Any:

@@ -54,7 +54,7 @@ def runs(request: HttpRequest) -> HttpResponse:
     tab = next((tab for tab in TABS if tab.name == request.GET.get("tab")), TABS[0])
     chosen = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
     rows = own.filter(_named(sought, tenants)) if sought else _filtered(tab.rows(own), chosen)
-    page = keyset.page(rows, order=("-id",), cursor=keyset.read(request.GET, fields=1), size=SIZE)
+    page = keyset.page(rows, order=("-id",), cursor=keyset.read(request.GET, kinds=[int]), size=SIZE)
     now = database_now()
     facts = {
         "tab": tab,
