@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from audit.models import Entry
-from reconciliation import actions, approvals, consent, executor, registry, runs, sweeping, transition
+from reconciliation import actions, approvals, consent, executor, registry, runs, second_person, sweeping, transition
 from reconciliation.actions import Press, Verdict
 from reconciliation.actors import SYSTEM, Actor, Permission
 from reconciliation.executor import Disposition, FingerprintMismatch, perform
@@ -293,6 +293,14 @@ def test_who_asked_takes_it_back(clerk):
     assert (the(pk).state, row(pk).state, asked().disposition) == ("withdrawn", "terminated", "stopped")
 
 
+def test_a_decision_names_the_version_on_which_it_rests(clerk):
+    waiting = the(asked().pk)
+    press("approve", waiting, CLEO)
+    with pytest.raises(transition.StaleVersion):
+        transition.move_approval(waiting, to="withdrawn", operation_to="terminated", fact=ROOT.fact("withdrawn"))
+    assert the(waiting.operation_id).state == ApprovalState.APPROVED
+
+
 def test_what_was_agreed_to_can_be_taken_back_until_it_is_used(clerk):
     pk = asked().pk
     press("approve", the(pk), CLEO)
@@ -460,6 +468,16 @@ def test_a_denied_step_walks_its_run_back(waiting_run, clerk):
     assert (steps["refund"], steps["undo:label"]) == ("failed_terminal", "succeeded")
 
 
+def test_cancelling_a_run_voids_what_it_asked_for(waiting_run, clerk):
+    run = waiting_run()
+    approval = Approval.objects.get()
+    do(run, "cancel", ROOT)
+    approval.refresh_from_db()
+    assert approval.state == ApprovalState.WITHDRAWN
+    assert press("approve", approval, CLEO).verdict is Verdict.REFUSED
+    assert [call.request["amount"] for call in clerk.calls] == [0]
+
+
 def test_the_owner_of_the_token_that_started_a_run_may_not_approve_its_steps(waiting_run, clerk):
     agent = Actor(id="agent:desk", kind="agent", owners=("person:3",))
     run = runs.start("agreed", tenant="acme", workflow_id="x", input={"order": "1", "amount": 60_000}, actor=agent)
@@ -568,6 +586,30 @@ def test_the_database_refuses_a_consent_that_was_given_to_something_else(clerk):
     )
     with pytest.raises(transition.ApprovalOfAnother):
         executor.claim_again(row(case.pk), actor=ROOT, use=use)
+    assert len(clerk.calls) == 2
+
+
+def test_the_database_refuses_other_inputs_a_consent_that_is_late_and_one_that_is_used(clerk, clock):
+    case = unknown(clerk)
+    do(case, "send_again", ANN)
+    approval = the(case.pk, "send_again")
+    transition.move_approval(
+        approval, to="approved", who=[], patch={"decided_by": "person:4"}, fact=ROOT.fact("approved")
+    )
+    approval.refresh_from_db()
+    right = second_person._use(approval, case)
+    for wrong in ({"fingerprint": "x"}, {"action": "waive_undo"}):
+        with pytest.raises(transition.ApprovalOfAnother):
+            executor.claim_again(row(case.pk), actor=ROOT, use={**right, **wrong})
+    clock.set(approval.use_by)
+    with pytest.raises(transition.ApprovalPastUseBy):
+        executor.claim_again(row(case.pk), actor=ROOT, use=right)
+    clock.advance(-60)
+    claim = executor.claim_again(row(case.pk), actor=ROOT, use=right)
+    clerk.answers(OutcomeUnknown("no answer"))
+    executor.dispatch(claim)
+    with pytest.raises(transition.ApprovalUsed):
+        executor.claim_again(row(case.pk), actor=ROOT, use=right)
     assert len(clerk.calls) == 2
 
 
