@@ -140,6 +140,6 @@ def _check(actor: Actor, reason: str) -> None:
 
 def _refused(subject: str, tenant: str, actor: Actor, reason: str, why: NotAllowed) -> tuple[Verdict, str]:
     transition.refuse(
-        subject=subject, tenant=tenant or "all", fact=actor.fact("not_allowed", reason=reason[:LONGEST_REASON])
+        subject=subject, tenant=tenant or ":all", fact=actor.fact("not_allowed", reason=reason[:LONGEST_REASON])
     )
     return Verdict.REFUSED, str(why)

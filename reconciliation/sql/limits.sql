@@ -175,7 +175,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN NULL;
     END IF;
-    PERFORM audit_append('limit:' || v_new.id, coalesce(nullif(v_new.tenant, ''), 'all'), 'limit', NULL, 'set', 1,
+    PERFORM audit_append('limit:' || v_new.id, coalesce(nullif(v_new.tenant, ''), ':all'), 'limit', NULL, 'set', 1,
                          p_body, p_openings);
     RETURN v_new.id;
 END $$;
@@ -203,7 +203,7 @@ BEGIN
            AND (w.not_before IS NULL OR w.not_before <= v_now)
            AND w.id IN (SELECT h.operation_id FROM reconciliation_heldback h WHERE h.limit_id = p_id)
         FOR NO KEY UPDATE SKIP LOCKED);
-    PERFORM audit_append('limit:' || p_id, coalesce(nullif(v_old.tenant, ''), 'all'), 'limit', 'set', 'lifted',
+    PERFORM audit_append('limit:' || p_id, coalesce(nullif(v_old.tenant, ''), ':all'), 'limit', 'set', 'lifted',
                          p_version + 1, p_body, p_openings);
     RETURN true;
 END $$;
