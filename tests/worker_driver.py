@@ -99,6 +99,7 @@ def _after(module: Any, name: str) -> Callable[[Told, str], None]:
 
 # The two boundaries within the call are the sandbox's: hang_before_effect and hang_after_effect.
 BOUNDARIES = {
+    "starting": _before(runs, "start"),
     "before_claim": _before(executor, "_write_claim"),
     "claimed": _after(executor, "_write_claim"),
     "sending": _before(HttpProvider, "_own_client"),  # behind the executor's check of send_by, before the adapter's
@@ -125,6 +126,15 @@ def _retry(job: Job) -> Any:
 
 def _advance(job: Job) -> Any:
     return runs.advance(job["pk"]).state
+
+
+def _start_and_advance(job: Job) -> Any:
+    """What whoever receives an event does: start the run that it asks for, and walk it."""
+    run = runs.start(
+        job["workflow"], tenant="acme", workflow_id=job["workflow_id"], input=job["input"],
+        actor=Actor(id="agent:events", kind="agent"),
+    )  # fmt: skip
+    return runs.advance(run.pk).state
 
 
 def _sweep(job: Job) -> Any:
@@ -166,6 +176,7 @@ VERBS: dict[str, Callable[[Job], Any]] = {
     "perform": _perform,
     "retry": _retry,
     "advance": _advance,
+    "start_and_advance": _start_and_advance,
     "sweep": _sweep,
     "callers": _callers,
 }
