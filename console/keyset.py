@@ -94,6 +94,8 @@ def _freeze(value: Any) -> Any:
 
 
 def _thaw(value: Any) -> Any:
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("no stored text holds a NUL")
     return moment(value["t"]) if isinstance(value, dict) else value
 
 

@@ -144,6 +144,8 @@ LAST_DAY = {"t": "9999-12-31T23:59:59-23:59"}
         ("/?tab=all", sealed(None, float("nan"))),
         ("/?tab=closed", sealed(None, 1, 1)),
         ("/runs?open=1", sealed(None, "a\0b")),
+        ("/schedules?x=1", sealed(None, "a\0b", 1)),
+        ("/schedules?x=1", sealed(None, 1, 1)),
     ],
 )
 def test_a_cursor_that_is_not_ours_is_a_clear_400(ann, page, cursor):

@@ -2,6 +2,7 @@
 
 import uuid
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 from zoneinfo import available_timezones
@@ -49,7 +50,7 @@ def schedules(request: HttpRequest) -> HttpResponse:
     """Schedules by name, each with its next run and what became of the last ones."""
     tenants = access.require(request, Permission.VIEW)
     rows = Job.objects.filter(tenant__in=tenants)
-    page = keyset.page(rows, order=("name", "id"), cursor=keyset.read(request.GET, fields=2), size=SIZE)
+    page = keyset.page(rows, order=("name", "id"), cursor=keyset.read(request.GET, kinds=[str, int]), size=SIZE)
     asking, recent = _asking(page.rows), _recent(page.rows)
     facts = {
         "page": page,
@@ -114,7 +115,7 @@ def schedule(request: HttpRequest, pk: int) -> HttpResponse:
 
 def _facts(request: HttpRequest, job: Job, actor: Actor) -> dict[str, Any]:
     rows = Slot.objects.filter(job=job).select_related("run", "behind")
-    page = keyset.page(rows, order=("-scheduled_for",), cursor=keyset.read(request.GET, fields=1), size=SIZE)
+    page = keyset.page(rows, order=("-scheduled_for",), cursor=keyset.read(request.GET, kinds=[datetime]), size=SIZE)
     now = database_now()
     may_read = Permission.VIEW_AUDIT in actor.permissions
     fillable = [(str(slot.pk), slot) for slot in jobs.fillable(job)]
