@@ -7,7 +7,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from console import sagas, search
 from reconciliation import registry
+from reconciliation.models import Run
 from reconciliation.transition import database_now
 from tests import cast
 
@@ -201,3 +203,15 @@ def test_the_queue_costs_the_same_queries_for_one_stopped_run_and_for_many(ann):
             ann.get("/")
         costs.append(len(asked))
     assert costs[0] == costs[1]
+
+
+def test_what_stopped_and_what_is_sought_is_read_from_an_index(ann):
+    stopped("S-1")
+    marked = sagas.stopped(["t_acme"]).rows.order_by("id")[:6]
+    sought = Run.objects.filter(search.run_called("T-9", tenants=["t_acme"]), tenant__in=["t_acme"])
+    with connection.cursor() as cursor:
+        cursor.execute("SET enable_seqscan = off")
+        plans = marked.explain(), sought.explain()
+        cursor.execute("RESET enable_seqscan")
+    assert "run_escalated" in plans[0]
+    assert not any("Seq Scan" in plan for plan in plans)
