@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from audit import log as audit_log
-from reconciliation import executor, policy, registry, settlement, transition
+from reconciliation import policy, registry, settlement, transition
 
 READS = frozenset({"aftercall_now"})
 
@@ -78,7 +78,7 @@ def installed() -> Iterator[None]:
     _around(audit_log, "append", lambda *_, **__: "audit entry alone")
     _around(settlement, "judge", lambda *_, **__: "answer judged")
     plain_clock = policy.boot_seconds
-    executor.boot_seconds = policy.boot_seconds = lambda: plain_clock() + Moved.seconds  # type: ignore[assignment]
+    policy.boot_seconds = lambda: plain_clock() + Moved.seconds  # type: ignore[assignment]
     transition.take_due = _told_of(transition.take_due)  # type: ignore[assignment]
     try:
         yield
@@ -89,7 +89,7 @@ def installed() -> Iterator[None]:
 
 WRAPPED: tuple[tuple[Any, str], ...] = (
     (transition, "_call"), (transition, "take_due"), (audit_log, "append"), (settlement, "judge"),
-    (policy, "boot_seconds"), (executor, "boot_seconds"), (registry, "providers"),
+    (policy, "boot_seconds"), (registry, "providers"),
 )  # fmt: skip
 
 

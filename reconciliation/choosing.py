@@ -8,7 +8,7 @@ import structlog
 from pydantic import BaseModel, ValidationError
 
 from . import sealing, transition
-from .executor import Held
+from .claims import Held
 from .keys import InvalidField, canonical
 from .models import Chosen, Run
 from .progress import Progress

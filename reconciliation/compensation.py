@@ -12,7 +12,7 @@ from django.conf import settings
 
 from . import leases, stepping, transition
 from .actors import SYSTEM, Actor
-from .executor import Held, Intent
+from .claims import Held, Intent
 from .keys import Identity
 from .models import Operation, Run
 from .progress import UNDO, Progress, next_due

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import consent, executor, keys, reconciler, registry, transition
+from . import claims, consent, executor, keys, reconciler, registry, transition
 from .actors import Actor
+from .claims import Intent
 from .compensation import undo_intent
-from .executor import Intent, Outcome
 from .keys import Identity, InvalidField
 from .models import Operation, Run
+from .outcomes import Outcome
 from .policy import RetryPolicy
 from .progress import Progress
 from .providers.base import Verdict
@@ -60,7 +61,7 @@ def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operatio
         undo_of=operation.undo_of_id,
         spent_is_final=operation.spent_is_final,
     )
-    row = executor.row_of(intent, registry.provider(operation.provider), spec)
+    row = claims.row_of(intent, registry.provider(operation.provider), spec)
     # What a person had to agree to, a person has to agree to again: a new intent is not a way round (rule 9).
     asks = bool(operation.consent)
     moved = transition.open_operation(

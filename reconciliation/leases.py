@@ -10,7 +10,7 @@ from django.db import IntegrityError
 
 from . import registry, transition, workers
 from .actors import SYSTEM, Actor
-from .executor import Held
+from .claims import Held
 from .models import Run
 from .policy import lease_seconds
 from .states import Kind, RunState, Subject

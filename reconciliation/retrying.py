@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from . import executor, reconciler, runs
 from .actors import SYSTEM, Actor
+from .claims import Held
 from .models import Operation
+from .outcomes import Outcome, stored_outcome
 from .providers.base import Repeat
 from .states import State
 
@@ -14,8 +16,8 @@ class NotRetryable(Exception):
 
 
 def retry(
-    pk: int, *, actor: Actor = SYSTEM, version: int | None = None, reason: str = "", held: executor.Held | None = None
-) -> executor.Outcome:
+    pk: int, *, actor: Actor = SYSTEM, version: int | None = None, reason: str = "", held: Held | None = None
+) -> Outcome:
     """Send once more with the same key, where that is proven safe: the button and the sweep both come here.
 
     An unknown operation is looked up first where a look-up exists (rule 7). Raises NotRetryable with why not
@@ -27,7 +29,7 @@ def retry(
         looked = reconciler.reconcile(pk, actor=actor, version=version)
         operation = looked.operation
         if operation.state not in (State.AMBIGUOUS, State.FAILED_RETRYABLE):
-            return executor.stored_outcome(operation)
+            return stored_outcome(operation)
         _check_retryable(operation)
     with runs.holding(operation, held=held, actor=actor) as lease:
         return executor.attempt_again(operation, actor=actor, reason=reason, held=lease)

@@ -18,7 +18,7 @@ from django.db.models import Sum
 
 from . import choosing, compensation, keys, leases, registry, sealing, stepping, transition
 from .actors import SYSTEM, Actor
-from .executor import Held, Intent
+from .claims import Held, Intent
 from .keys import Identity, InvalidField
 from .models import Operation, Run
 from .policy import lease_seconds

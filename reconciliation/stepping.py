@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import structlog
 
-from . import executor, leases, registry, sealing, transition, workers
+from . import claims, executor, leases, registry, sealing, transition, workers
 from .actors import Actor
-from .executor import Held, Intent
+from .claims import Held, Intent
 from .keys import InvalidField
 from .models import Run
 from .policy import lease_seconds
@@ -33,7 +33,7 @@ def send(run: Run, name: str, build: Callable[[], Intent], lease: Held) -> tuple
         intent = build()
         stay(run, lease, seconds=leases.with_margin(lease_seconds(registry.spec(intent.provider, intent.action))))
         executor.perform(intent, actor=Actor(id=workers.me(), kind="worker"))
-    except executor.FingerprintMismatch:
+    except claims.FingerprintMismatch:
         return name, "request_changed"
     except STANDS_IN_THE_WAY as refusal:
         return name, refusal.verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -34,7 +35,7 @@ BECAUSE = "The customer is right."
 
 def asked(actor: Actor = AGENT, *, policy: Consent = POLICY, **parts: Any) -> executor.Outcome:
     facts = {name: parts.pop(name) for name in ("requested_by", "on_behalf_of", "owners") if name in parts}
-    return perform(executor.replace(order(**{"request": BIG, **parts}), consent=policy, **facts), actor=actor)
+    return perform(replace(order(**{"request": BIG, **parts}), consent=policy, **facts), actor=actor)
 
 
 def the(pk: int, action: str = "") -> Approval:

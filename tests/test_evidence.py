@@ -16,7 +16,7 @@ from django.conf import settings as django_settings
 from django.db import InterfaceError, OperationalError, connections
 
 from audit.models import Entry
-from reconciliation import executor, reconciler, sealing, spool, transition, workers
+from reconciliation import executor, policy, reconciler, sealing, settling, spool, transition, workers
 from reconciliation.actors import Actor
 from reconciliation.executor import LedgerUnavailable
 from reconciliation.models import JournalEntry, Operation
@@ -196,7 +196,7 @@ def test_a_refused_report_of_a_stale_worker_is_spooled(
     desk: Desk, superuser: Any, ledger_db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The settlement is refused for its generation, and right after that the database goes away."""
-    plain = executor._already_written
+    plain = settling._already_written
 
     def lost(*args: Any) -> bool:
         answer = plain(*args)
@@ -212,11 +212,11 @@ def test_a_refused_report_of_a_stale_worker_is_spooled(
         subject=operation.subject, tenant="acme", generation=1, attempt=1, nonce=operation.claim_nonce,
         provider=provider, action="message.send", spec=provider.actions["message.send"], key=operation.key,
         request=operation.request, unknown=(), identical_replays=0, last_error="",
-        send_by=executor.boot_seconds() + 10, at=operation.last_sent_at, first_sent_at=None, same_key_until=None,
+        send_by=policy.boot_seconds() + 10, at=operation.last_sent_at, first_sent_at=None, same_key_until=None,
     )  # fmt: skip
     desk.clock.advance(41)
     reconciler.expire(operation)
-    monkeypatch.setattr(executor, "_already_written", lost)
+    monkeypatch.setattr(settling, "_already_written", lost)
     try:
         assert executor.dispatch(claim).reason_code == "settlement_failed"
         assert len(spooled()) == 1
@@ -287,7 +287,7 @@ def _raise_operational(**_: Any) -> None:
 def test_a_settlement_that_landed_although_it_errored_is_not_reported_as_late(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    plain = executor._write_settlement
+    plain = settling._write_settlement
     tries = []
 
     def landed_but_errored(*args: Any) -> Any:
@@ -295,7 +295,7 @@ def test_a_settlement_that_landed_although_it_errored_is_not_reported_as_late(
         tries.append(moved)
         raise error("the connection was lost")
 
-    monkeypatch.setattr(executor, "_write_settlement", lambda *a: plain(*a) if tries else landed_but_errored(*a))
+    monkeypatch.setattr(settling, "_write_settlement", lambda *a: plain(*a) if tries else landed_but_errored(*a))
     outcome = perform()
     assert (outcome.state, outcome.replayed) == ("succeeded", True)
     assert not JournalEntry.objects.filter(kind="late_report").exists()
@@ -307,7 +307,7 @@ def test_a_settlement_that_landed_although_it_errored_is_not_reported_as_late(
 def test_a_settlement_that_errored_once_is_written_the_second_time(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    plain, tries = executor._write_settlement, []
+    plain, tries = settling._write_settlement, []
 
     def errored(*args: Any) -> Any:
         tries.append(1)
@@ -315,7 +315,7 @@ def test_a_settlement_that_errored_once_is_written_the_second_time(
             raise error("the connection was lost")
         return plain(*args)
 
-    monkeypatch.setattr(executor, "_write_settlement", errored)
+    monkeypatch.setattr(settling, "_write_settlement", errored)
     outcome = perform()
     assert (outcome.state, outcome.result["amount"]) == ("succeeded", 4200)
     desk.check()

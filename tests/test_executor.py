@@ -6,7 +6,18 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from audit.models import Entry
-from reconciliation import executor, reconciler, registry, retrying, spool, sweeping, transition
+from reconciliation import (
+    claims,
+    executor,
+    policy,
+    reconciler,
+    registry,
+    retrying,
+    settling,
+    spool,
+    sweeping,
+    transition,
+)
 from reconciliation.executor import Disposition, FingerprintMismatch, LedgerUnavailable, perform
 from reconciliation.keys import InvalidField, operation_key
 from reconciliation.models import JournalEntry, Operation
@@ -295,7 +306,7 @@ def test_what_no_provider_offers_is_refused_before_anything_is_written(clerk, ot
 
 def test_after_the_send_by_deadline_nothing_is_sent(clerk, monkeypatch):
     clock = iter([100.0, 100.0 + 10.0])
-    monkeypatch.setattr(executor, "boot_seconds", lambda: next(clock))
+    monkeypatch.setattr(policy, "boot_seconds", lambda: next(clock))
     outcome = perform(order(), actor=AGENT)
     assert clerk.calls == []
     assert (outcome.state, outcome.reason_code) == (State.FAILED_RETRYABLE, "not_sent")
@@ -303,14 +314,14 @@ def test_after_the_send_by_deadline_nothing_is_sent(clerk, monkeypatch):
 
 def test_just_before_the_deadline_it_is_sent(clerk, monkeypatch):
     clock = iter([100.0, 100.0 + 9.9])
-    monkeypatch.setattr(executor, "boot_seconds", lambda: next(clock))
+    monkeypatch.setattr(policy, "boot_seconds", lambda: next(clock))
     assert perform(order(), actor=AGENT).state is State.SUCCEEDED
 
 
 @pytest.mark.case("D5")
 @pytest.mark.parametrize("left", [0, -0.68])
 def test_no_time_left_means_no_time_and_not_no_limit(clerk, monkeypatch, left):
-    monkeypatch.setattr(executor, "_send_window", lambda spec: left)
+    monkeypatch.setattr(claims, "_send_window", lambda spec: left)
     assert perform(order(), actor=AGENT).reason_code == "not_sent"
     assert clerk.calls == []
 
@@ -342,7 +353,7 @@ def test_a_claim_whose_commit_errored_is_read_back_by_its_nonce_and_sent_once(cl
 
 def failing_settlements(monkeypatch, *errors):
     """The next settlements raise these; None lets one through."""
-    really, script = executor._write_settlement, list(errors)
+    really, script = settling._write_settlement, list(errors)
 
     def write(claim, judged):
         error = script.pop(0) if script else None
@@ -350,7 +361,7 @@ def failing_settlements(monkeypatch, *errors):
             raise error
         return really(claim, judged)
 
-    monkeypatch.setattr(executor, "_write_settlement", write)
+    monkeypatch.setattr(settling, "_write_settlement", write)
 
 
 def test_a_settlement_that_failed_once_is_written_the_second_time(clerk, monkeypatch):
@@ -360,7 +371,7 @@ def test_a_settlement_that_failed_once_is_written_the_second_time(clerk, monkeyp
 
 
 def test_a_settlement_that_was_written_though_its_commit_errored_is_not_written_twice(clerk, monkeypatch):
-    really, first = executor._write_settlement, [True]
+    really, first = settling._write_settlement, [True]
 
     def written_but_unheard(claim, judged):
         moved = really(claim, judged)
@@ -369,7 +380,7 @@ def test_a_settlement_that_was_written_though_its_commit_errored_is_not_written_
             raise OperationalError("the connection is lost")
         return moved
 
-    monkeypatch.setattr(executor, "_write_settlement", written_but_unheard)
+    monkeypatch.setattr(settling, "_write_settlement", written_but_unheard)
     outcome = perform(order(), actor=AGENT)
     assert outcome.state is State.SUCCEEDED
     assert kinds(outcome.pk) == ["attempt_started", "receipt"]
@@ -463,7 +474,7 @@ def test_one_effect_at_the_provider_proves_one_operation(clerk):
 
 
 def test_a_settlement_that_the_database_refuses_for_another_reason_ends_in_evidence_not_in_a_loop(clerk, monkeypatch):
-    really = executor._write_settlement
+    really = settling._write_settlement
 
     def broken(claim, judged):
         from dataclasses import replace
@@ -471,7 +482,7 @@ def test_a_settlement_that_the_database_refuses_for_another_reason_ends_in_evide
         return really(claim, replace(judged, patch={**judged.patch, "basis": "no basis"}))
 
     clerk.answers(LOST)
-    monkeypatch.setattr(executor, "_write_settlement", broken)
+    monkeypatch.setattr(settling, "_write_settlement", broken)
     pk = perform(order(), actor=AGENT).pk
     assert kinds(pk) == ["attempt_started", "late_report"]
 

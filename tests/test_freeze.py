@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from audit.models import Entry
-from reconciliation import executor, reconciler, retrying, settlement, transition, workers
+from reconciliation import claims, executor, reconciler, retrying, settlement, transition, workers
 from reconciliation.actors import Actor
 from reconciliation.models import JournalEntry, Operation
 from reconciliation.policy import boot_seconds
@@ -234,7 +234,7 @@ def test_a_sweep_with_a_wrong_clock_ends_a_lease_when_the_database_says_so(desk:
 @pytest.mark.case("D5")
 @pytest.mark.parametrize("left", [0.0, -0.68])
 def test_no_time_left_means_no_call_and_not_no_limit(desk: Desk, monkeypatch: pytest.MonkeyPatch, left: float) -> None:
-    monkeypatch.setattr(executor, "_send_window", lambda spec: left)
+    monkeypatch.setattr(claims, "_send_window", lambda spec: left)
     monkeypatch.setattr(Wire, "check", lambda self: None)  # also for an adapter that does not look at the time itself
     outcome = executor.perform(intent_of(intent("none")), actor=Actor(id=workers.me(), kind="worker"))
     assert outcome.state == "failed_retryable"

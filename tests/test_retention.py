@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -222,7 +223,7 @@ def test_an_intent_older_than_anything_that_is_known_is_refused_and_a_new_one_is
 ) -> None:
     intended = clock.now()
     intent = order()
-    old = executor.replace(intent, intended_at=intended)
+    old = replace(intent, intended_at=intended)
     assert executor.perform(old, actor=AGENT).state is State.SUCCEEDED
     clock.advance(days=31)
     retention.tend()
@@ -234,7 +235,7 @@ def test_an_intent_older_than_anything_that_is_known_is_refused_and_a_new_one_is
     with pytest.raises(TooOld, match="intended_at"):
         executor.perform(old, actor=AGENT)
     assert len(monthly.effects) == 1
-    newer = executor.replace(order(intent_version=2), intended_at=clock.now())
+    newer = replace(order(intent_version=2), intended_at=clock.now())
     assert executor.perform(newer, actor=AGENT).state is State.SUCCEEDED
 
 

@@ -37,7 +37,7 @@ from django.conf import settings
 from django.db import connections
 
 from console import tether
-from reconciliation import executor, leases, retrying, runs, settlement, sweeping, workers
+from reconciliation import claims, executor, leases, retrying, runs, settlement, settling, sweeping, workers
 from reconciliation.actors import SYSTEM, Actor
 from reconciliation.executor import Intent
 from reconciliation.keys import Identity
@@ -100,12 +100,12 @@ def _after(module: Any, name: str) -> Callable[[Told, str], None]:
 # The two boundaries within the call are the sandbox's: hang_before_effect and hang_after_effect.
 BOUNDARIES = {
     "starting": _before(runs, "start"),
-    "before_claim": _before(executor, "_write_claim"),
-    "claimed": _after(executor, "_write_claim"),
+    "before_claim": _before(claims, "_write_claim"),
+    "claimed": _after(claims, "_write_claim"),
     "sending": _before(HttpProvider, "_own_client"),  # behind the executor's check of send_by, before the adapter's
     "answered": _after(executor, "_send"),
     "judged": _after(settlement, "judge"),
-    "settled": _after(executor, "_write_settlement"),
+    "settled": _after(settling, "_write_settlement"),
     "leaving": _before(leases, "leave"),
 }
 
