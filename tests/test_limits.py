@@ -16,6 +16,7 @@ from audit.verify import registered_heads, verify
 from reconciliation import executor, limits, retrying, sweeping, tasks, transition
 from reconciliation.actors import Actor, Permission
 from reconciliation.executor import Disposition
+from reconciliation.keys import InvalidField
 from reconciliation.limits import Wanted
 from reconciliation.models import HeldBack, Limit, Operation
 from reconciliation.pressing import Answer, Verdict
@@ -339,7 +340,7 @@ def test_a_retry_above_the_ceiling_calls_a_person(charged: Clerk, clock: Clock) 
 
 
 def test_a_request_that_does_not_say_its_ceiling_is_refused(charged: Clerk) -> None:
-    with pytest.raises(executor.InvalidField, match=r"request\.charged"):
+    with pytest.raises(InvalidField, match=r"request\.charged"):
         perform(1, action="back", request={"order": "1002", "amount": 1, "currency": "USD"})
 
 
