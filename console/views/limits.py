@@ -17,7 +17,7 @@ from console.live import signed_in
 from console.views import errors
 from reconciliation import limits as domain
 from reconciliation import registry, wording
-from reconciliation.actions import Permission, Verdict
+from reconciliation.actions import Answer, Permission, Verdict
 from reconciliation.models import Limit
 
 LIFTED = 20  # of the past, as many as fit a glance
@@ -70,7 +70,7 @@ def lift(request: HttpRequest, pk: int) -> HttpResponse:
     return _answered(request, answer, reason=clean["reason"], allowed=actor.may(Permission.STOP))
 
 
-def _answered(request: HttpRequest, answer: domain.Answer, *, reason: str, allowed: bool) -> HttpResponse:
+def _answered(request: HttpRequest, answer: Answer, *, reason: str, allowed: bool) -> HttpResponse:
     back = reverse("limits")
     facts: dict[str, Any] = {"back": back, "back_label": "Back to the limits", "reason": reason}
     if answer.verdict is Verdict.CONFLICT:
