@@ -97,6 +97,8 @@ def _say_look_up(view: View) -> Say:
         return True, "The worker's lease is over: ends it, and asks the provider what became of the call."
     provable = absence_provable_at(operation, view.spec) if view.spec else None
     sentence = f"Asks {operation.provider} what it knows of this call. Sends nothing."
+    if operation.sighted:
+        return True, f"{sentence} Something of it was seen there once, so an empty answer no longer proves anything."
     if operation.state == State.AMBIGUOUS and view.spec and view.spec.absence_is_proof and provable:
         if provable > view.now:
             return (
@@ -113,7 +115,8 @@ def _say_resolve_applied(view: View) -> Say:
         return False, _NOT_UNKNOWN
     if view.found:
         return True, "The newest look-up found it: becomes succeeded, on the look-up's evidence. The run goes on."
-    return True, "On your word: becomes succeeded, marked as asserted by you for good. The run goes on."
+    said = "On your word: becomes succeeded, marked as asserted by you for good. The run goes on."
+    return True, f"{_seen_otherwise(view)}{said}"
 
 
 def _say_resolve_not_applied(view: View) -> Say:
@@ -121,7 +124,18 @@ def _say_resolve_not_applied(view: View) -> Say:
         return False, _NOT_UNKNOWN
     if view.absence_proven:
         return True, "Absence is proven: becomes retryable, and is sent again only when somebody presses retry."
-    return True, "On your word: becomes failed for good, marked as asserted by you. It is not sent again."
+    said = "On your word: becomes failed for good, marked as asserted by you. It is not sent again."
+    run = " Its run takes the step as failed and may undo what it applied before." if view.run else ""
+    return True, f"{_seen_otherwise(view)}{said}{run}"
+
+
+def _seen_otherwise(view: View) -> str:
+    """What either word of a person leaves out where a look-up saw something."""
+    return (
+        "The provider showed something of it, not as asked: that stays as it is there. "
+        if view.operation.sighted
+        else ""
+    )
 
 
 _NOT_UNKNOWN = "Its outcome is not unknown; there is nothing to resolve."

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from . import intents, reconciler, retrying, runs, transition
 from .actors import Actor
 from .models import JournalEntry, Operation, Run
-from .providers.base import ActionSpec
+from .providers.base import ActionSpec, Verdict
 from .states import RUN_TERMINAL, Basis, Kind, RunState, State
-from .wording import duration, sentence
+from .wording import FINDINGS, duration, sentence, state_label
 
 
 class NotAllowed(Exception):
@@ -99,7 +99,7 @@ def look_up(operation: Operation, press: Pressed, actor: Actor) -> str:
     after = looked.operation
     if looked.moved:
         return f"{sentence(looked.judgement.reason_code if looked.judgement else '')} It is {_state(after)} now."
-    verdict = str(looked.finding.verdict if looked.finding else "cannot_tell").replace("_", " ")
+    verdict = FINDINGS[looked.finding.verdict if looked.finding else Verdict.CANNOT_TELL]
     why = f" {sentence(looked.judgement.reason_code)}" if looked.judgement else ""
     return f"Looked up: {verdict}.{why} It stays {_state(after)}."
 
@@ -215,4 +215,4 @@ def _move(
 
 def _state(operation: Operation) -> str:
     mark = ", and a person must act" if operation.escalated_at else ""
-    return operation.state.replace("_", " ") + mark
+    return state_label(operation.state).word + mark

@@ -439,3 +439,11 @@ def test_a_marked_run_is_resumed_by_a_person_with_a_reason(ann):
 def test_a_run_of_others_looks_like_a_missing_one(who):
     run = cast.run()
     assert cast.client(who["out_zoe"]).get(f"/runs/{run.pk}").status_code == 404
+
+
+def test_what_was_seen_there_once_is_said_beside_every_word_of_a_person(ann):
+    case = cast.escalated(sighted=True, because="mismatch")
+    page = text(ann.get(f"/operations/{case.pk}"))
+    assert "an empty answer no longer proves anything" in page
+    assert "prove that nothing was applied" not in page
+    assert page.count("The provider showed something of it, not as asked") == 2
