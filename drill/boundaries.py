@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from audit import log as audit_log
-from reconciliation import policy, registry, settlement, transition
+from reconciliation import policy, registry, schedules, settlement, transition
 
 READS = frozenset({"aftercall_now"})
 
@@ -77,6 +77,8 @@ def installed() -> Iterator[None]:
     _around(transition, "_call", _named)
     _around(audit_log, "append", lambda *_, **__: "audit entry alone")
     _around(settlement, "judge", lambda *_, **__: "answer judged")
+    for duty, does in (("_decide_job", "decides"), ("_start_job", "starts"), ("_guarded", "is at a job")):
+        _around(schedules, duty, lambda *_, does=does, **__: f"the beat {does}")
     plain_clock = policy.boot_seconds
     policy.boot_seconds = lambda: plain_clock() + Moved.seconds  # type: ignore[assignment]
     transition.take_due = _told_of(transition.take_due)  # type: ignore[assignment]
@@ -90,6 +92,7 @@ def installed() -> Iterator[None]:
 WRAPPED: tuple[tuple[Any, str], ...] = (
     (transition, "_call"), (transition, "take_due"), (audit_log, "append"), (settlement, "judge"),
     (policy, "boot_seconds"), (registry, "providers"),
+    (schedules, "_decide_job"), (schedules, "_start_job"), (schedules, "_guarded"),
 )  # fmt: skip
 
 

@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
+
+from django.db import connections
+from django.db.models import Q
 
 from audit.models import Entry
 from drill import boundaries
@@ -18,9 +22,11 @@ from drill.boundaries import Killed, Moved, Tape
 from drill.flows import PERSON, Flow, decide
 from drill.place import Place
 from drill.world import World, doubles
-from reconciliation import registry, runs, sweeping, transition, workers
+from reconciliation import jobs, registry, runs, schedules, sweeping, transition, workers
 from reconciliation.actors import Actor
-from reconciliation.models import Approval, Operation, Run
+from reconciliation.jobs import Terms
+from reconciliation.models import Approval, Operation, Run, Slot
+from reconciliation.occurrences import SlotState
 from reconciliation.providers.base import Json, Repeat
 from reconciliation.states import RUN_TERMINAL, RunState, State
 
@@ -110,24 +116,41 @@ class Stage:
             self.world.at(action, *faults)
         if case.action:
             self.world.script.setdefault(case.action, []).insert(0, case.fault)
-        run = runs.start(flow.workflow, tenant="drill", workflow_id=self.name, input=self.input, actor=AGENT)
-        self.tape.disturb = {halt.at: self._disturbance(halt.how, run, flow) for halt in case.halts}
+        self._ask_for(flow)
+        self.tape.disturb = {halt.at: self._disturbance(halt.how, flow) for halt in case.halts}
         with boundaries.recording(self.tape):
-            problems = self._come_to_rest(run, flow)
+            problems = self._come_to_rest(flow)
             if flow.then is not None and not problems:
-                self._as_worker(lambda: flow.then(Run.objects.get(pk=run.pk)))  # type: ignore[misc]
-                problems += self._come_to_rest(run, flow)
-        ended = Run.objects.get(pk=run.pk)
+                self._as_worker(lambda: flow.then(self._run()))  # type: ignore[misc]
+                problems += self._come_to_rest(flow)
+        ended = self._run()
+        if ended is None:
+            return Seen(case, self.tape.passed, "never started", 0, [*problems, "the run was never started"])
         problems += list(self._problems(ended))
         told = f"{ended.state}{', escalated' if ended.escalated_at else ''}"
         return Seen(case, self.tape.passed, told, len(self.world.effects), problems)
 
-    def _disturbance(self, how: str, run: Run, flow: Flow) -> Callable[[], None]:
+    def _ask_for(self, flow: Flow) -> None:
+        """Start the run, or make a job whose time has just come: then the beat starts it."""
+        if not flow.scheduled:
+            runs.start(flow.workflow, tenant="drill", workflow_id=self.name, input=self.input, actor=AGENT)
+            return
+        at = (self.now() + timedelta(minutes=2)).replace(second=0, microsecond=0)
+        terms = Terms(
+            expression=f"{at.minute} {at.hour} {at.day} {at.month} *", workflow=flow.workflow, input=self.input
+        )
+        jobs.create(tenant="drill", name=self.name, terms=terms, token=uuid4(), actor=PERSON)
+        self.advance(at - self.now() + timedelta(milliseconds=1))
+
+    def _run(self) -> Any:
+        return Run.objects.filter(Q(workflow_id=self.name) | Q(workflow_id__startswith=f"{self.name}@")).first()
+
+    def _disturbance(self, how: str, flow: Flow) -> Callable[[], None]:
         return {
             "kill": lambda: self._die(seen=True),
             "kill_unseen": lambda: self._die(seen=False),
-            "freeze": lambda: self._freeze(run, flow),
-            "cancel": lambda: self._cancel(run),
+            "freeze": lambda: self._freeze(flow),
+            "cancel": self._cancel,
         }[how]
 
     def _die(self, *, seen: bool) -> None:
@@ -138,22 +161,30 @@ class Stage:
             )
         self.tape.kill()
 
-    def _freeze(self, run: Run, flow: Flow) -> None:
-        """The worker sleeps, in the middle of whatever it does; others go on until nothing is due; it wakes up."""
+    def _freeze(self, flow: Flow) -> None:
+        """The worker sleeps, in the middle of whatever it does; others go on until nothing is due; it wakes up.
+
+        Not within a transaction: the others would have to wait for its locks, and there is one connection here.
+        """
+        if connections["default"].in_atomic_block:
+            return
         mine = dict(workers._known)
         workers._known.clear()
         try:
-            self._come_to_rest(run, flow)
+            self._come_to_rest(flow)
         finally:
             workers._known.clear()
             workers._known.update(mine)
 
-    def _cancel(self, run: Run) -> None:
+    def _cancel(self) -> None:
         """A person cancels in another process, at this very moment; refused where the run has ended."""
+        run = self._run()
+        if run is None or connections["default"].in_atomic_block:
+            return
         was, self.tape.disturb = self.tape.disturb, {}
         before = len(self.tape.passed)
         try:
-            runs.cancel(run.pk, actor=PERSON, version=Run.objects.get(pk=run.pk).version, reason="drill")
+            runs.cancel(run.pk, actor=PERSON, version=run.version, reason="drill")
         except transition.TransitionRefused:
             pass
         finally:
@@ -171,21 +202,32 @@ class Stage:
         except transition.TransitionRefused:
             return 0
 
-    def _come_to_rest(self, run: Run, flow: Flow) -> list[str]:
-        return self.rest(lambda: bool(flow.decide) and bool(self._as_worker(lambda: decide(run, flow.decide))))
+    def _come_to_rest(self, flow: Flow) -> list[str]:
+        def people() -> bool:
+            return bool(flow.decide) and bool(self._as_worker(lambda: decide(self._run(), flow.decide)))
 
-    def rest(self, people: Callable[[], bool] = lambda: False) -> list[str]:
+        return self.rest(people, beat=flow.scheduled)
+
+    def rest(self, people: Callable[[], bool] = lambda: False, *, beat: bool = False) -> list[str]:
         """Sweep, let people act and time pass until nothing is due. Returns what is wrong where that does not end."""
         for _ in range(ROUNDS):
+            if beat:
+                self._as_worker(schedules.tick)
             self._as_worker(sweeping.sweep)
             if people():
                 continue
             due, now = self._next_due()
-            if due is None:
+            if due is None and not (beat and self._slot_waits()):
                 return []
+            due = due or now
             if due > now:
                 self.advance(due - now + timedelta(milliseconds=1))
         return [f"still due after {ROUNDS} sweeps"]
+
+    def _slot_waits(self) -> bool:
+        """Whether the beat has something to decide or to start, which a killed one left."""
+        waiting = Slot.objects.filter(job__name=self.name, state=SlotState.DUE).exists()
+        return waiting or self._run() is None
 
     def _next_due(self) -> tuple[Any, Any]:
         """When something is due next, and the time now."""
@@ -203,6 +245,7 @@ class Stage:
         yield from self._run_problems(run, {o.step: o for o in operations})
         approvals = list(Approval.objects.filter(operation__run=run))
         yield from self._audit_problems([run, *operations, *approvals])
+        yield from self._slot_problems(run)
         known = {operation.key for operation in operations}
         for effect in self.world.effects:
             if effect.key not in known:
@@ -239,6 +282,13 @@ class Stage:
             steps = {step.name for step in registry.workflow(run.workflow_type).effects}
             if {o.step for o in operations.values() if o.state == State.SUCCEEDED} != steps:
                 yield "run succeeded: and not every step has"
+
+    def _slot_problems(self, run: Run) -> Iterator[str]:
+        slots = list(Slot.objects.filter(job__name=self.name, job__tenant="drill"))
+        if "@" in run.workflow_id and [(slot.state, slot.run_id) for slot in slots] != [("started", run.pk)]:
+            yield f"the scheduled time has {[(slot.state, slot.reason_code) for slot in slots]}"
+        if Run.objects.filter(workflow_id__startswith=f"{self.name}@").count() > 1:
+            yield "more than one run stands for one scheduled time"
 
     def _somebody_must_act(self, operations: dict[str, Operation]) -> bool:
         """The run waits for a step with which a person has been called."""

@@ -18,6 +18,7 @@ from reconciliation.workflows import Consent, StepKind, Workflow
 PERSON = Actor(id="person:1", kind="person", name="Dana Drill", permissions=frozenset(Permission))
 FORWARD, BACK, STUCK, CANCELLED = "forward", "walks back", "refused after the pivot", "cancelled, then undone"
 AGREED, DENIED, UNANSWERED = "approved", "denied", "approval unanswered"
+SCHEDULED = "scheduled"
 
 # The order desk with a person's consent before the refund.
 CONSENTED = replace(
@@ -39,6 +40,7 @@ class Flow:
     workflow: str
     script: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     decide: str = ""  # approve | deny: what a person does with a request for consent; nothing: nobody answers
+    scheduled: bool = False  # a job's time has come, and the beat starts the run
     then: Callable[[Run], Any] | None = None  # when the run is at rest
 
 
@@ -50,6 +52,7 @@ def flows(workflow: Workflow) -> dict[str, Flow]:
     made = [Flow(FORWARD, workflow.name), Flow(BACK, workflow.name, {pivot.action: ("rejected",)})]
     if after:
         made.append(Flow(STUCK, workflow.name, {after[0].action: ("rejected",)}))
+    made.append(Flow(SCHEDULED, workflow.name, scheduled=True))
     made.append(Flow(CANCELLED, workflow.name, then=have_undone))
     if workflow is DAMAGED_ITEM:
         made += [

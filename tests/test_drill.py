@@ -56,6 +56,7 @@ ENDS = {
     "forward": "succeeded",
     "walks back": "compensated",
     "refused after the pivot": "pending, escalated",
+    "scheduled": "succeeded",
     "approved": "succeeded",
     "denied": "compensated",
     "approval unanswered": "compensated",
@@ -85,6 +86,15 @@ def test_a_worker_lost_anywhere_does_nothing_twice(stage: Stage, flow: str, how:
     length = len(play(stage, Case(flow, "no fault", "")).boundaries)
     for at in range(ord(how[-1]) % 11, length, 11):
         seen = play(stage, Case(flow, "no fault", "", (Halt(how, at),)))
+        assert not seen.problems, (seen.boundaries[at], seen.ended)
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_a_beat_lost_anywhere_starts_a_scheduled_run_once(stage: Stage, how: str) -> None:
+    passed = play(stage, Case("scheduled", "no fault", "")).boundaries
+    first = next(n for n, name in enumerate(passed) if name == "after ledger_open_run")
+    for at in range(0, first + 12):
+        seen = play(stage, Case("scheduled", "no fault", "", (Halt(how, at),)))
         assert not seen.problems, (seen.boundaries[at], seen.ended)
 
 

@@ -37,7 +37,7 @@ from django.conf import settings
 from django.db import connections
 
 from console import tether
-from reconciliation import claims, executor, leases, retrying, runs, settlement, settling, sweeping, workers
+from reconciliation import claims, executor, leases, retrying, runs, schedules, settlement, settling, sweeping, workers
 from reconciliation.actors import SYSTEM, Actor
 from reconciliation.executor import Intent
 from reconciliation.keys import Identity
@@ -100,6 +100,7 @@ def _after(module: Any, name: str) -> Callable[[Told, str], None]:
 # The two boundaries within the call are the sandbox's: hang_before_effect and hang_after_effect.
 BOUNDARIES = {
     "starting": _before(runs, "start"),
+    "ticking": _before(schedules, "tick"),
     "before_claim": _before(claims, "_write_claim"),
     "claimed": _after(claims, "_write_claim"),
     "sending": _before(HttpProvider, "_own_client"),  # behind the executor's check of send_by, before the adapter's
@@ -135,6 +136,12 @@ def _start_and_advance(job: Job) -> Any:
         actor=Actor(id="agent:events", kind="agent"),
     )  # fmt: skip
     return runs.advance(run.pk).state
+
+
+def _beat_and_sweep(job: Job) -> Any:
+    """A beat, and the worker that it wakes."""
+    schedules.tick()
+    return sweeping.sweep()
 
 
 def _sweep(job: Job) -> Any:
@@ -177,6 +184,7 @@ VERBS: dict[str, Callable[[Job], Any]] = {
     "retry": _retry,
     "advance": _advance,
     "start_and_advance": _start_and_advance,
+    "beat_and_sweep": _beat_and_sweep,
     "sweep": _sweep,
     "callers": _callers,
 }
