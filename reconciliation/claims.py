@@ -302,7 +302,7 @@ def claim_again(
             once=_first_send(spec),
             guard=_guards(operation, spec, actor) if use is None else (),
             observed=[_attempt_starts(attempt=attempt, generation=generation)],
-            fact=actor.fact(_why_again(actor, use), reason=reason, attempt=attempt, **_asked(use)),
+            fact=actor.fact(_why_again(actor, use, attempt), reason=reason, attempt=attempt, **_asked(use)),
             run_generation=held.generation if held else None,
             consent={"use": use} if use else None,
         ),
@@ -334,10 +334,12 @@ def claim_again(
     )
 
 
-def _why_again(actor: Actor, use: Mapping[str, Any] | None) -> str:
+def _why_again(actor: Actor, use: Mapping[str, Any] | None, attempt: int) -> str:
     if use is not None:
         return "sent_again"
-    return "retry_requested" if actor.kind == "person" else "retried"
+    if actor.kind == "person":
+        return "retry_requested"
+    return "retried" if attempt > 1 else "claimed"
 
 
 def _asked(use: Mapping[str, Any] | None) -> dict[str, Any]:
