@@ -123,10 +123,10 @@ def resolve_applied(operation: Operation, press: Pressed, actor: Actor) -> str:
     found_id = str(view.finding.get("provider_operation_id", "")) if view.found else ""
     effect = named or found_id
     basis = Basis.LOOK_UP if view.found and named in ("", found_id) else Basis.ASSERTED
-    names_target = view.spec.id_names_target if view.spec else True
+    names_effect = view.spec is not None and view.spec.id_names_effect
     _move(
         operation, press, actor, to=State.SUCCEEDED, code="resolved_applied",
-        patch={"basis": basis, "provider_operation_id": effect, "effect_id": "" if names_target else effect},
+        patch={"basis": basis, "provider_operation_id": effect, "effect_id": effect if names_effect else ""},
         details={"basis": str(basis)},
     )  # fmt: skip
     return f"Recorded as applied, on {'the look-up' if basis is Basis.LOOK_UP else 'your word'}. Its run goes on."

@@ -91,7 +91,7 @@ def _judge_found(evidence: Evidence) -> Judgement:
         patch={
             "basis": Basis.LOOK_UP,
             "provider_operation_id": found_id,
-            "effect_id": "" if evidence.spec.id_names_target else found_id,
+            "effect_id": found_id if evidence.spec.id_names_effect else "",
             "result_shown": shown,  # what is there now stands in for the answer that was lost
             "result_sealed": sealed,
             "sighted": True,

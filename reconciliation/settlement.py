@@ -115,7 +115,7 @@ def _judge_receipt(attempt: Attempt, receipt: Receipt) -> Judged:
         patch={
             "basis": Basis.RECEIPT,
             "provider_operation_id": _id(receipt),
-            "effect_id": "" if attempt.spec.id_names_target else _id(receipt),
+            "effect_id": _id(receipt) if attempt.spec.id_names_effect else "",
             "result_shown": shown,
             "result_sealed": sealed,
             "cost_minor": attempt.cost + receipt.cost,

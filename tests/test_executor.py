@@ -466,6 +466,13 @@ def test_an_answer_that_is_no_receipt_proves_nothing(clerk):
     assert perform(order(), actor=AGENT).state is State.AMBIGUOUS
 
 
+def test_what_was_only_read_may_be_read_by_another_operation(clerk):
+    seen = applied("T-1", order="1002", amount=4200)
+    clerk.answers(seen, seen)
+    outcomes = [perform(order("read", workflow_id=name), actor=AGENT) for name in ("monday", "tuesday")]
+    assert [outcome.state for outcome in outcomes] == ["succeeded", "succeeded"]
+
+
 def test_one_effect_at_the_provider_proves_one_operation(clerk):
     perform(order(), actor=AGENT)
     clerk.answers(applied("r-1", order="1002", amount=4200))

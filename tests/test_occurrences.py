@@ -34,6 +34,13 @@ def test_a_daily_job_in_new_york_runs_once_on_each_day_of_both_clock_changes():
 
 
 @pytest.mark.case("E1")
+def test_asked_within_the_second_pass_of_a_repeated_hour_the_next_time_is_that_of_tomorrow():
+    nightly = cron("30 1 * * *", "America/New_York")
+    for moment in ("2026-11-01T05:30", "2026-11-01T06:10", "2026-11-01T06:30", "2026-11-01T06:50"):
+        assert nightly.after(utc(moment)).at == utc("2026-11-02T06:30")
+
+
+@pytest.mark.case("E1")
 def test_the_zone_of_the_host_moves_no_job_that_runs_by_utc():
     before = os.environ.get("TZ")
     os.environ["TZ"] = "Europe/London"

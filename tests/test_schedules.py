@@ -299,6 +299,21 @@ def test_a_run_beyond_its_maximum_time_waits_for_a_person(office, clock):
     assert (run.escalation_reason, run.due_at) == ("max_run_time", None)
 
 
+def test_a_run_that_somebody_holds_is_not_marked_under_their_hands(office, clock):
+    job(at=utc("2026-06-10T07:59:30"), clock=clock, expression="0 8 * * *", max_run_time=timedelta(minutes=10))
+    clock.set(utc("2026-06-10T08:00:01"))
+    tick()
+    clock.advance(minutes=11)
+    run = timetable.take(Run.objects.get(), seconds=60)
+    tick()
+    run.refresh_from_db()
+    assert run.escalated_at is None
+    clock.advance(61)
+    tick()
+    run.refresh_from_db()
+    assert run.escalation_reason == "max_run_time"
+
+
 # Many beats
 
 

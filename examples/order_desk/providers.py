@@ -240,7 +240,10 @@ class Tickets(HttpProvider):
                 headline="Open a ticket for order {order}",
             ),
             "ticket.read": _declared(
-                repeat=Repeat.READ, shown=(*ALWAYS_SHOWN, "ticket"), headline="Read ticket {ticket}"
+                repeat=Repeat.READ,
+                shown=(*ALWAYS_SHOWN, "ticket"),
+                headline="Read ticket {ticket}",
+                id_names_target=True,
             ),
         }
 

@@ -90,6 +90,11 @@ class ActionSpec:
             raise ValueError("a ceiling needs money, and cannot be volatile: it is what the sum is held against")
 
     @property
+    def id_names_effect(self) -> bool:
+        """Whether the provider's id belongs to one operation alone. What was only read may be read again."""
+        return not self.id_names_target and self.repeat is not Repeat.READ
+
+    @property
     def keep(self) -> timedelta:
         """How long a settled operation stays, and how old an intent may be that nothing here knows."""
         return max(self.replay_window, self.key_retention, self.dispute_window, self.message_lifetime)
