@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -280,6 +281,31 @@ def test_callers_that_come_again_while_it_is_pruned_make_no_second_effect(monthl
     assert all(answer == [State.SUCCEEDED] * 20 for answer in answers[1:]), answers
     assert len(monthly.effects) == 20
     assert Tombstone.objects.count() == 20
+
+
+def _tend_apart() -> int:
+    try:
+        return retention.tend().pruned["operation"]
+    finally:
+        connections.close_all()
+
+
+@pytest.mark.case("J4")
+def test_a_pruning_waits_for_a_claim_of_the_same_intent_that_is_under_way(
+    monthly: Clerk, clock: Clock, superuser_connection: psycopg.Connection[Any]
+) -> None:
+    """Else that claim could miss the tombstone first and the row afterwards, and do it again."""
+    done = row(perform().pk)
+    clock.advance(days=31)
+    waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    with ThreadPoolExecutor(1) as pool:
+        with superuser_connection.transaction():
+            superuser_connection.execute("SELECT ledger_lock_lineage(%s)", [bytes(done.lineage)])  # as a claim does
+            pruning = pool.submit(_tend_apart)
+            while not superuser_connection.execute(waits).fetchone():
+                assert not pruning.done(), "it did not wait"
+        assert pruning.result(timeout=60) == 1
+    assert not Operation.objects.exists()
 
 
 @pytest.mark.case("J4")
