@@ -18,7 +18,12 @@ from drill.parts import Asked, Told
 VAR = Path("var/drill")
 
 
-PARTS = {"crashes": "drill.crashes", "duplicates": "drill.duplicates"}  # in the order in which they run
+PARTS = {
+    "crashes": "drill.crashes",
+    "duplicates": "drill.duplicates",
+    "model": "drill.model",
+    "pulled": "drill.pulled",
+}  # in the order in which they run
 
 
 def main() -> None:
