@@ -23,6 +23,7 @@ PARTS = {
     "duplicates": "drill.duplicates",
     "model": "drill.model",
     "pulled": "drill.pulled",
+    "mutations": "drill.mutations",
 }  # in the order in which they run
 
 

@@ -30,7 +30,13 @@ def part(asked: Asked) -> Told:
         asked.folder, workflow=asked.workflow, input=asked.input or ORDER, share=share, processes=asked.processes,
         until=until, say=asked.say,
     )  # fmt: skip
-    return _told(tally, seeds=(asked.seed, asked.seed + doubles))
+    told = _told(tally, seeds=(asked.seed, asked.seed + doubles))
+    if not any(name == "forward: succeeded" for name in tally.ended):
+        told.notes.append(
+            "No run succeeded. A double answers with an id and the fields of the request; a step that needs more of a "
+            "result cannot be built upon that, and the workflow is not drilled beyond it."
+        )
+    return told
 
 
 def _told(tally: sweep.Tally, *, seeds: tuple[int, int]) -> Told:

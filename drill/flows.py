@@ -49,6 +49,7 @@ def flows(workflow: Workflow) -> dict[str, Flow]:
     effects = workflow.effects
     pivot = workflow.pivot or effects[-1]
     after = effects[effects.index(pivot) + 1 :]
+    answer = "approve" if any(step.consent for step in effects) else ""
     made = [Flow(FORWARD, workflow.name), Flow(BACK, workflow.name, {pivot.action: ("rejected",)})]
     if after:
         made.append(Flow(STUCK, workflow.name, {after[0].action: ("rejected",)}))
@@ -60,7 +61,7 @@ def flows(workflow: Workflow) -> dict[str, Flow]:
             Flow(DENIED, CONSENTED.name, decide="deny"),
             Flow(UNANSWERED, CONSENTED.name),
         ]
-    return {flow.name: flow for flow in made}
+    return {flow.name: replace(flow, decide=flow.decide or answer) for flow in made}
 
 
 def actions_of(workflow: Workflow, flow: Flow) -> list[str]:

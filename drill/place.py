@@ -19,6 +19,7 @@ from psycopg import sql
 FAST = ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "autovacuum=off", "shared_buffers=256MB",
         "max_connections=120")  # fmt: skip
 DURABLE = ("fsync=on", "synchronous_commit=on", "full_page_writes=on", "shared_buffers=64MB", "max_connections=60")
+ORDER_DESK = "examples.order_desk.workflow.DAMAGED_ITEM"
 ORDER_DESK_PROVIDERS = ",".join(
     f"examples.order_desk.providers.{name}" for name in ("pay", "carrier", "mail", "tickets")
 )
@@ -87,7 +88,7 @@ def choose(folder: Path) -> None:
         "AFTERCALL_VAR": str(folder),
         "AFTERCALL_LOG_LEVEL": "CRITICAL",
         "AFTERCALL_PROVIDERS": providers or ORDER_DESK_PROVIDERS,
-        "AFTERCALL_WORKFLOWS": workflows or "examples.order_desk.workflow.DAMAGED_ITEM,drill.flows.CONSENTED",
+        "AFTERCALL_WORKFLOWS": f"{workflows or ORDER_DESK},drill.flows.CONSENTED",
     }
 
 

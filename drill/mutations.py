@@ -1,0 +1,107 @@
+"""The part `mutations`: each guard is broken in turn, and the tests that should notice are asked whether they do.
+
+A guard in SQL is broken in the test run's own throw-away database, one in Python in its own process (drill/broken.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from drill.parts import Asked, Told
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One broken guard: in `function` (SQL or dotted Python) `old` is replaced by `new`, and `tests` should notice."""
+
+    name: str
+    function: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    @property
+    def in_sql(self) -> bool:
+        return "." not in self.function
+
+
+TEN = "tests/test_ten_assertions.py"
+MUTATIONS = (
+    Mutation(
+        "compare-and-set", "ledger_move_operation",
+        "WHEN p_version IS NOT NULL AND v_old.version <> p_version THEN 'stale_version'", "",
+        ("tests/test_executor.py::test_a_late_success_is_heard_before_anything_is_sent_again",
+         "tests/test_same_identity.py::test_two_look_ups_at_once_move_it_once"),
+    ),
+    Mutation(
+        "fence", "ledger_move_operation",
+        "(v_old.state <> 'pending' OR v_old.generation <> p_generation)\n            THEN", "false\n            THEN",
+        (f"{TEN}::test_8_a_stale_owner_that_wakes_and_sends_makes_no_second_refund",),
+    ),
+    Mutation(
+        "approval re-check", "ledger_unconsented", "WHEN p_state = 'ambiguous' THEN NULL", "WHEN true THEN NULL",
+        ("tests/test_approvals.py::test_the_database_claims_nothing_without_a_consent_that_holds",
+         "tests/test_approvals.py::test_a_consent_that_nobody_used_in_time_is_asked_for_again"),
+    ),
+    Mutation(
+        "retention check", "ledger_move_operation",
+        "(v_old.same_key_until IS NULL OR v_old.same_key_until <= v_now)", "false",
+        (f"{TEN}::test_9_the_boundary_of_retention_is_exact",),
+    ),
+    Mutation(
+        "settle time", "reconciliation.judgement.absence_provable_at", "", "last_sent",
+        ("tests/test_kill.py::test_one_empty_look_is_no_proof_and_nor_is_an_early_one",),
+    ),
+    Mutation(
+        "four-eyes", "ledger_move_approval", "v_old.forbidden::text[] && p_who", "false",
+        ("tests/test_approvals.py::test_nobody_approves_their_own_request_whatever_their_role",),
+    ),
+    Mutation(
+        "run lock at claim", "ledger_run_lets", "SELECT coalesce(CASE", "SELECT true OR coalesce(CASE",
+        ("tests/test_run_kill.py::test_a_cancelled_run_claims_no_further_step",
+         "tests/test_runs.py::test_a_worker_that_lost_its_run_claims_nothing_more"),
+    ),
+    Mutation(
+        "send-by", "reconciliation.claims._send_window", "", "for_ever",
+        ("tests/test_freeze.py::test_a_worker_that_wakes_after_its_time_to_send_sends_nothing",
+         "tests/test_executor.py::test_no_time_left_means_no_time_and_not_no_limit"),
+    ),
+)  # fmt: skip
+
+
+def part(asked: Asked) -> Told:
+    """First all of these tests with nothing broken; then each guard broken, with its own."""
+    everything = sorted({test for mutation in MUTATIONS for test in mutation.tests})
+    sound, _ = _run(everything, broken="")
+    failures = [] if sound.returncode == 0 else [f"with nothing broken: {_last(sound.stdout)}"]
+    rows = []
+    for mutation in MUTATIONS:
+        ran, noticed = _run(list(mutation.tests), broken=mutation.name)
+        asked.say(f"mutations: {mutation.name}: {noticed} tests noticed")
+        rows.append((mutation.name, mutation.function, noticed, _last(ran.stdout)))
+        if ran.returncode != 1 or not noticed:
+            failures.append(f"{mutation.name} broken, and no test failed: {_last(ran.stdout + ran.stderr)}")
+    return Told(
+        name="broken guards are noticed",
+        asks="Each guard is taken out in turn: does a test fail?",
+        counts={"guards broken": len(rows), "noticed": sum(bool(row[2]) for row in rows)},
+        tables={"guards": (("guard", "where", "tests that failed", "the run's last line"), rows)},
+        failures=failures,
+    )
+
+
+def _run(tests: list[str], *, broken: str) -> tuple[subprocess.CompletedProcess[str], int]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AFTERCALL_", "DATABASE_", "DJANGO_"))}
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=no", "-p", "drill.broken", *tests],
+        env={**kept, "DRILL_BREAK": broken}, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    return ran, int((re.search(r"(\d+) failed", ran.stdout) or [0, 0])[1])
+
+
+def _last(said: str) -> str:
+    return (said.strip().splitlines() or ["nothing"])[-1][:200]
