@@ -20,6 +20,7 @@ VAR = Path("var/drill")
 
 PARTS = {
     "crashes": "drill.crashes",
+    "processes": "drill.processes",
     "duplicates": "drill.duplicates",
     "model": "drill.model",
     "pulled": "drill.pulled",
