@@ -50,18 +50,21 @@ def flows(workflow: Workflow) -> dict[str, Flow]:
     pivot = workflow.pivot or effects[-1]
     after = effects[effects.index(pivot) + 1 :]
     answer = "approve" if any(step.consent for step in effects) else ""
-    made = [Flow(FORWARD, workflow.name), Flow(BACK, workflow.name, {pivot.action: ("rejected",)})]
+    made = [
+        Flow(FORWARD, workflow.name, decide=answer),
+        Flow(BACK, workflow.name, {pivot.action: ("rejected",)}, decide=answer),
+    ]
     if after:
-        made.append(Flow(STUCK, workflow.name, {after[0].action: ("rejected",)}))
-    made.append(Flow(SCHEDULED, workflow.name, scheduled=True))
-    made.append(Flow(CANCELLED, workflow.name, then=have_undone))
+        made.append(Flow(STUCK, workflow.name, {after[0].action: ("rejected",)}, decide=answer))
+    made.append(Flow(SCHEDULED, workflow.name, scheduled=True, decide=answer))
+    made.append(Flow(CANCELLED, workflow.name, decide=answer, then=have_undone))
     if workflow is DAMAGED_ITEM:
         made += [
             Flow(AGREED, CONSENTED.name, decide="approve"),
             Flow(DENIED, CONSENTED.name, decide="deny"),
             Flow(UNANSWERED, CONSENTED.name),
         ]
-    return {flow.name: replace(flow, decide=flow.decide or answer) for flow in made}
+    return {flow.name: flow for flow in made}
 
 
 def actions_of(workflow: Workflow, flow: Flow) -> list[str]:
