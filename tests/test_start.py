@@ -120,6 +120,7 @@ def test_it_runs_restarts_what_dies_ends_on_ctrl_c_and_finds_its_data_again(fold
     var = folder / "var"
     first = started(var)
     assert first.address() == f"http://127.0.0.1:{first.port}"
+    assert (var / "address").read_text() == f"http://127.0.0.1:{first.port}\n"
     with socket.create_connection(("127.0.0.1", first.port), timeout=PATIENCE) as web:
         web.sendall(b"GET /nowhere HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
         assert b"content-security-policy" in web.recv(4096).lower()

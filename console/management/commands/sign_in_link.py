@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from console import sign_in
+from console import address, sign_in
 
 
 class Command(BaseCommand):
@@ -19,4 +18,4 @@ class Command(BaseCommand):
         user = User.objects.filter(username=options["name"], is_active=True).first()
         if user is None:
             raise CommandError(f"There is no active person called {options['name']!r}.")
-        self.stdout.write(settings.AFTERCALL_URL + sign_in.make_link(user))
+        self.stdout.write(address.of_console() + sign_in.make_link(user))

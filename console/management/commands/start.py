@@ -22,6 +22,7 @@ from django.core.management import call_command, get_commands
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import DatabaseError, connections
 
+from console import address as addresses
 from console import embedded, preflight, processes, setup, tether
 from console.preflight import CannotStart
 from console.supervise import Supervisor
@@ -60,6 +61,7 @@ class Command(BaseCommand):
             call_command("collectstatic", interactive=False, verbosity=0)
             commands = [*processes.installation(host=host, port=port), *(example_processes() if example else [])]
             address = example_link() if example else settings.AFTERCALL_URL
+            addresses.leave()
             next_step = hint(example)
             connections.close_all()
             supervisor = Supervisor(commands, folder=settings.BASE_DIR, say=self.say)
