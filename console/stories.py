@@ -10,7 +10,7 @@ from typing import Any
 
 from audit.models import Entry
 from reconciliation import wording
-from reconciliation.models import JournalEntry, Operation, Run
+from reconciliation.models import Approval, JournalEntry, Operation, Run
 
 SIZE = 40
 SAME = timedelta(milliseconds=50)  # journal and audit rows of one transaction
@@ -50,10 +50,26 @@ def story(
     if with_audit:
         decided = Entry.objects.filter(subject=subject, **limit).order_by("-seq").prefetch_related("openings")
         moments += [decided_moment(entry) for entry in decided[: SIZE + 1]]
+        moments += _second_persons(operation, run, limit)
     else:
         moments += _marked(operation or run, before)
     moments.sort(key=lambda moment: moment.at, reverse=True)
     return _cut(_folded(moments))
+
+
+REQUESTS = 10  # requests for a second person that a page tells of
+
+
+def _second_persons(operation: Operation | None, run: Run | None, limit: Mapping[str, Any]) -> list[Moment]:
+    """What was decided about requests for a second person: it is part of the case, and has records of its own."""
+    asked = Approval.objects.filter(**({"operation": operation} if operation else {"run": run})).exclude(action="")
+    subjects = [str(each.subject) for each in asked.order_by("-id")[:REQUESTS]]
+    decided = Entry.objects.filter(subject__in=subjects, **limit).order_by("-at").prefetch_related("openings")
+    return [replace(told, text=f"Approval {pk}. {told.text}") for pk, told in map(_of_approval, decided[: SIZE + 1])]
+
+
+def _of_approval(entry: Entry) -> tuple[str, Moment]:
+    return entry.subject.partition(":")[2], decided_moment(entry)
 
 
 def _marked(row: Any, before: datetime | None) -> list[Moment]:

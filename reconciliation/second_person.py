@@ -40,6 +40,12 @@ def open_request(subject: Operation | Run, action: str, *, inputs: Json | None =
     return found.order_by("-id").first()
 
 
+def standing(subject: Operation | Run) -> list[Approval]:
+    """Every open request for a second person about this subject, the newest first."""
+    about = {"operation": subject} if isinstance(subject, Operation) else {"run": subject}
+    return list(Approval.objects.filter(**about, state__in=APPROVAL_OPEN).exclude(action="").order_by("-id"))
+
+
 def _fingerprint(subject: Operation | Run, action: str, inputs: Json) -> str:
     what = subject.fingerprint if isinstance(subject, Operation) else subject.input_fingerprint
     bound = {"subject": str(subject.subject), "of": what, "inputs": inputs}

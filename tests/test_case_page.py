@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from audit.models import Entry
-from reconciliation.models import Operation
+from reconciliation.models import Approval, Operation
 from reconciliation.providers.base import Finding, Source, Verdict
 from reconciliation.transition import database_now
 from tests import cast
@@ -447,3 +447,18 @@ def test_what_was_seen_there_once_is_said_beside_every_word_of_a_person(ann):
     assert "an empty answer no longer proves anything" in page
     assert "prove that nothing was applied" not in page
     assert page.count("The provider showed something of it, not as asked") == 2
+
+
+# A second person
+
+
+def test_a_request_for_a_second_person_stands_on_the_case_after_a_reload(ann):
+    case = cast.escalated(same_key_until=database_now() - timedelta(hours=1))
+    form = form_of(ann.get(f"/operations/{case.pk}"), "send_again") | {"reason": "The customer waits."}
+    assert ann.post(f"/operations/{case.pk}/act", form).status_code == 302
+    approval = Approval.objects.get(operation=case)
+    page = ann.get(f"/operations/{case.pk}")
+    assert "Send again is asked for by op_ann: another person decides, until " in text(page)
+    assert f'href="/approvals/{approval.pk}"' in page.content.decode()
+    assert f"Approval {approval.pk}. " in text(page)
+    assert "The customer waits." in text(page)

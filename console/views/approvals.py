@@ -22,7 +22,7 @@ from console.ledger import spec_of
 from console.stories import Moment, decided_moment
 from reconciliation import consent, sealing, second_person, wording
 from reconciliation.actions import Actor, Permission
-from reconciliation.models import Approval, Operation
+from reconciliation.models import Approval, Operation, Run
 from reconciliation.states import APPROVAL_OPEN, ApprovalState
 from reconciliation.transition import database_now
 
@@ -199,6 +199,13 @@ def people_of(names: Iterable[str]) -> dict[str, str]:
     users = User.objects.filter(pk__in=[number for number in numbers if number.isdecimal() and len(number) < 10])
     known = {f"person:{user.pk}": user.get_username() for user in users}
     return {name: known.get(name) or name.removeprefix("person:").replace(":", " ") for name in wanted}
+
+
+def standing(subject: Operation | Run) -> list[tuple[Approval, str, str]]:
+    """Open requests for a second person about this subject, each with the names of who asked and of who agreed."""
+    found = second_person.standing(subject)
+    people = people_of(name for each in found for name in (each.requested_by, each.decided_by) if name)
+    return [(each, people.get(each.requested_by, ""), people.get(each.decided_by, "")) for each in found]
 
 
 def asked_by(approval: Approval, people: dict[str, str]) -> str:

@@ -17,6 +17,7 @@ from console.live import signed_in
 from console.sagas import run_steps
 from console.stories import story
 from console.templatetags.words import clock
+from console.views import approvals
 from reconciliation import limits, sealing, wording
 from reconciliation.actions import Actor, Permission
 from reconciliation.models import JournalEntry, Operation
@@ -60,6 +61,7 @@ def _facts(request: HttpRequest, operation: Operation, actor: Actor) -> dict[str
         "lede": wording.lede(operation, entries, clock=clock),
         "dispatch": wording.dispatch(operation, entries),
         "held": limits.holding(operation),
+        "asked": approvals.standing(operation),
         "steps": run_steps(operation.run) if operation.run else [],
         "run_label": _run_label(operation),
         "undos": list(operation.undos.order_by("id")),

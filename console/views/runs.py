@@ -13,6 +13,7 @@ from console import access, keyset, live, pressing, sagas, search
 from console.chips import Chip, worth_showing
 from console.live import signed_in
 from console.stories import story
+from console.views import approvals
 from console.views.cases import moment_of
 from reconciliation import registry, wording
 from reconciliation.actions import Actor, Permission
@@ -136,6 +137,7 @@ def _facts(request: HttpRequest, run: Run, actor: Actor) -> dict[str, Any]:
         "word": wording.run_label(run.state),
         "saga": drawn,
         "told": sagas.told(run),
+        "asked": approvals.standing(run),
         "limits": sagas.limits(run, now=now),
         "lede": wording.run_lede(run, drawn.operations),
         "story": story(moment_of(request), run=run, with_audit=may_read),
