@@ -23,15 +23,22 @@ from .workflows import Step, Workflow
 def after_failure(progress: Progress, lease: Held) -> None:
     """A step failed for good and nothing is unknown: end, walk back, or call a person, by where the pivot stands."""
     run, failed = progress.run, progress.failed[0]
-    step = progress.workflow.step(failed.step)
     if not progress.applied:
         return leases.leave(run.subject, lease, to=RunState.FAILED, reason_code="step_failed", waiting_for=failed.step)
-    if progress.pivoted or not (progress.workflow.before_pivot(step) or step is progress.workflow.pivot):
+    if way_is_forward(progress):
         return leases.stop(run, lease, step=failed.step, reason="step_failed_after_pivot")
     leases.leave(
         run.subject, lease, to=RunState.COMPENSATING, reason_code="walks_back", waiting_for=failed.step,
         after={"due_at": 0},
     )  # fmt: skip
+
+
+def way_is_forward(progress: Progress) -> bool:
+    """Whether a step that failed for good must be done all the same: something was applied that is not walked back."""
+    if not progress.applied:
+        return False
+    step = progress.workflow.step(progress.failed[0].step)
+    return progress.pivoted or not (progress.workflow.before_pivot(step) or step is progress.workflow.pivot)
 
 
 def walk_back(run: Run, workflow: Workflow, lease: Held) -> None:

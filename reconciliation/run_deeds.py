@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import choosing, registry, runs
+from . import choosing, compensation, registry, runs
 from .actors import Actor
 from .deeds import NotAllowed, Pressed
 from .models import Operation, Run
 from .progress import Progress
 from .states import RUN_TERMINAL, RunState, State
+from .wording import reason
 from .workflows import Choice
 
 Say = tuple[bool, str]
@@ -77,7 +78,39 @@ def say_resume(run: Run) -> Say:
     stuck = _failed_undos(run) if run.state == RunState.COMPENSATING else ""
     if stuck:
         return False, f"The undo of {stuck} failed for good: try it again as a new intent on its page, or waive it."
+    again = "" if run.state == RunState.COMPENSATING else _stops_again(run)
+    if again:
+        return False, again
     return True, "Clears the mark: automation goes on from the first step that is not settled."
+
+
+def _stops_again(run: Run) -> str:
+    """Why a run on its way forward would stop at once again, and what helps; empty where it would not."""
+    try:
+        progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
+    except registry.Unregistered:
+        return ""  # left to a deployment that knows it
+    if progress.finished:
+        return ""
+    cap = runs.cap_reached(progress)
+    if cap:
+        return f"It would stop again at once: {reason(cap)}. {_ways_out(run)}"
+    if progress.unknown:
+        return ""  # it waits for what is unknown
+    stopped = progress.in_state(State.TERMINATED)
+    if stopped:
+        return f"It would stop again at once: {stopped[0].step} was stopped by a person. {_ways_out(run)}"
+    if progress.failed and compensation.way_is_forward(progress):
+        return (
+            f"It would stop again at once: {progress.failed[0].step} failed for good, and the way is forward only. "
+            "Try that step again as a new intent on its page, or cancel the run."
+        )
+    return ""
+
+
+def _ways_out(run: Run) -> str:
+    undo = say_compensate(run)[0]
+    return f"Cancel the run{', or have what was applied undone' if undo else ''}."
 
 
 def _failed_undos(run: Run) -> str:

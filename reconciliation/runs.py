@@ -163,7 +163,7 @@ def _walk(run: Run, workflow: Workflow, lease: Held) -> None:
     tried: set[str] = set()
     while True:
         progress = Progress.of(run, workflow)
-        stop = _cap_reached(progress) or ("" if not _blocked(progress) else "blocked")
+        stop = cap_reached(progress) or ("" if not _blocked(progress) else "blocked")
         ready = [] if stop else [step for step in progress.startable() if step.name not in tried]
         if not ready:
             return _settle(progress, lease, cap=stop)
@@ -178,7 +178,8 @@ def _blocked(progress: Progress) -> bool:
     return bool(progress.in_state(State.FAILED_TERMINAL, State.TERMINATED))
 
 
-def _cap_reached(progress: Progress) -> str:
+def cap_reached(progress: Progress) -> str:
+    """The cap of the whole run that is reached, as a reason code; empty: none."""
     workflow, run = progress.workflow, progress.run
     if workflow.max_elapsed is not None and transition.database_now() - run.created_at >= workflow.max_elapsed:
         return "run_time_spent"

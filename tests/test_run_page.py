@@ -13,6 +13,7 @@ from reconciliation.actors import Actor
 from reconciliation.models import Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected
 from tests import cast, run_shapes
+from tests.test_executor import stop
 from tests.test_sagas import CLAIM, settle
 
 AGENT = Actor(id="agent:desk-2", kind="agent")
@@ -257,3 +258,34 @@ def test_an_undo_and_what_it_undoes_lead_to_each_other(ann, desk, clock):
     assert 'aria-current="step"' in there
     back = text(ann.get(f"/operations/{pickup.pk}"))
     assert "Its undo carrier · pickup.cancel failed" in back
+
+
+# Resuming what would stop again
+
+
+def panel_of(response):
+    return part(response, "What you can do</h2>")
+
+
+def test_a_run_whose_step_was_stopped_is_not_resumed_and_says_what_helps(ann, desk):
+    desk.pay.fault("reset_after", order="1002")
+    desk.pay.fault("unavailable", action="look_up", times=99)
+    run = claim()
+    sweeping.sweep()
+    stop(Operation.objects.get(step="issue_refund").pk)
+    sweeping.sweep()
+    run.refresh_from_db()
+    assert run.escalation_reason == "step_terminated"
+    page = ann.get(f"/runs/{run.pk}")
+    assert 'value="resume"' not in page.content.decode()
+    assert "It would stop again at once: issue_refund was stopped by a person. Cancel the run." in panel_of(page)
+
+
+def test_a_run_whose_cap_is_reached_is_not_resumed_and_says_why(ann, forked, clock):
+    run = trip()
+    clock.advance(hours=3)
+    runs.advance(run.pk)
+    run.refresh_from_db()
+    assert run.escalation_reason == "run_time_spent"
+    told = panel_of(ann.get(f"/runs/{run.pk}"))
+    assert "It would stop again at once: the run has taken as long as it may. Cancel the run." in told
