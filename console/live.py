@@ -42,7 +42,9 @@ def signed_in(view: View) -> View:
 def answer(request: HttpRequest, *, page: str, part: str, facts: dict[str, Any], status: int = 200) -> HttpResponse:
     """Render `page`, or its live part when htmx asks. Both views of a page share permissions and queries."""
     if not request.htmx or request.htmx.boosted:  # type: ignore[attr-defined]
-        return render(request, page, facts, status=status)
+        whole = render(request, page, facts, status=status)
+        whole.headers["Cache-Control"] = "no-store"  # what a person may see stays in no cache after they sign out
+        return whole
     text = render_to_string(part, facts, request=request)
     tag = hashlib.sha256(_CHANCE.sub("", text).encode()).hexdigest()[:24]
     response = HttpResponse(status=304) if request.headers.get("HX-PTag") == tag else HttpResponse(text)

@@ -462,3 +462,8 @@ def test_a_request_for_a_second_person_stands_on_the_case_after_a_reload(ann):
     assert f'href="/approvals/{approval.pk}"' in page.content.decode()
     assert f"Approval {approval.pk}. " in text(page)
     assert "The customer waits." in text(page)
+
+
+def test_no_cache_keeps_a_page_that_was_signed_in_to(ann):
+    assert ann.get(f"/operations/{cast.escalated().pk}").headers["Cache-Control"] == "no-store"
+    assert ann.get("/").headers["Cache-Control"] == "no-store"

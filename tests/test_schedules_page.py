@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
+from django.test import Client
 
 from reconciliation import registry
 from reconciliation.models import Job, Run
@@ -229,3 +230,8 @@ def test_the_list_is_read_with_few_queries(who, clock, django_assert_max_num_que
     browser = cast.client(who["op_ann"])
     with django_assert_max_num_queries(15):
         assert browser.get("/schedules").status_code == 200
+
+
+def test_the_live_part_of_a_page_of_somebody_signed_out_is_told_so(who):
+    answer = Client().get("/schedules", headers={"HX-Request": "true"})
+    assert (answer.status_code, "signed out" in answer.content.decode()) == (401, True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.contrib.auth.models import User
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -19,6 +18,7 @@ from django.views.decorators.http import require_POST, require_safe
 from audit.models import Entry
 from console import access, live, pressing
 from console.ledger import spec_of
+from console.live import signed_in
 from console.stories import Moment, decided_moment
 from reconciliation import consent, sealing, second_person, wording
 from reconciliation.actions import Actor, Permission
@@ -37,7 +37,7 @@ TABS = {
 }
 
 
-@login_required
+@signed_in
 @require_safe
 def approvals(request: HttpRequest) -> HttpResponse:
     """One list, with its first request beside it."""
@@ -50,7 +50,7 @@ def approvals(request: HttpRequest) -> HttpResponse:
     return live.answer(request, page="approvals.html", part="_approvals.html", facts=facts)
 
 
-@login_required
+@signed_in
 @require_safe
 def approval(request: HttpRequest, pk: int) -> HttpResponse:
     """One request for consent; `?done=<token>` shows how an earlier press ended."""
@@ -58,7 +58,7 @@ def approval(request: HttpRequest, pk: int) -> HttpResponse:
     return _answer(request, found, actor, tab=_tab(request))
 
 
-@login_required
+@signed_in
 @require_POST
 def act(request: HttpRequest, pk: int) -> HttpResponse:
     """One press of one button."""

@@ -7,7 +7,6 @@ from itertools import zip_longest
 from typing import Any
 from zoneinfo import available_timezones
 
-from django.contrib.auth.decorators import login_required
 from django.core.exceptions import BadRequest
 from django.db import connections
 from django.forms import Form
@@ -19,6 +18,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from audit.models import Entry
 from console import access, keyset, live, pressing
 from console.job_forms import JobForm, NewJobForm, RunNowForm
+from console.live import signed_in
 from console.stories import Moment, decided_moment
 from console.views import errors
 from reconciliation import jobs, occurrences, registry, wording
@@ -44,7 +44,7 @@ class Line:
     text: str
 
 
-@login_required
+@signed_in
 @require_safe
 def schedules(request: HttpRequest) -> HttpResponse:
     """Schedules by name, each with its next run and what became of the last ones."""
@@ -104,7 +104,7 @@ def _line(slot: Slot) -> Line:
     return Line(slot, label, wording.slot_story(slot))
 
 
-@login_required
+@signed_in
 @require_safe
 def schedule(request: HttpRequest, pk: int) -> HttpResponse:
     """One schedule; `?done=<token>` shows how an earlier press ended."""
@@ -161,7 +161,7 @@ def _history(job: Job, *, since: int = 0) -> list[Moment]:
 # Forms
 
 
-@login_required
+@signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
     """A new schedule: its times are shown before it is saved."""
@@ -184,7 +184,7 @@ def new(request: HttpRequest) -> HttpResponse:
     return redirect(f"{reverse('schedule', args=[made.pk])}?done={answer.token}")
 
 
-@login_required
+@signed_in
 @require_http_methods(["GET", "HEAD", "POST"])
 def edit(request: HttpRequest, pk: int) -> HttpResponse:
     """Change a schedule: old and new times are shown before it is saved."""
@@ -243,7 +243,7 @@ def _form_anew(request: HttpRequest, form: Form, job: Job, change: jobs.Change, 
                  conflict=answer, changes=_history(job, since=since))  # fmt: skip
 
 
-@login_required
+@signed_in
 @require_POST
 def act(request: HttpRequest, pk: int) -> HttpResponse:
     """One press of one button on the schedule."""
