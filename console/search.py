@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import Q
 from django.urls import reverse
 
-from reconciliation import registry
-from reconciliation.models import Operation, Run
+from reconciliation import registry, wording
+from reconciliation.models import JournalEntry, Operation, Run
+from reconciliation.providers.base import Json
 
 MOST = 50
 KEY = "ac1-"
@@ -33,11 +36,36 @@ def find(text: str, *, tenants: Sequence[str]) -> Found:
         return Found(operations, runs, only=reverse("case", args=[operations[0].pk]))
     if len(runs) == 1 and all(operation.run_id == runs[0].pk for operation in operations):
         return Found(operations, runs, only=reverse("run", args=[runs[0].pk]))
+    if not operations and not runs:
+        operations = _sighted(own, text)
+        if len(operations) == 1:
+            return Found(operations, runs, only=reverse("case", args=[operations[0].pk]))
     if not operations and not runs and len(text) >= 4:
         operations = list(own.filter(_prefix(text)).order_by("-id")[:MOST])
         if len(operations) == 1:
             return Found(operations, runs, only=reverse("case", args=[operations[0].pk]))
     return Found(operations[:MOST], runs)
+
+
+SIGHTED = ("mismatch", "several_candidates", "removed_since", "seen_after_all", "effect_claimed_elsewhere")
+LOOKED_THROUGH = 500  # open cases whose findings are searched: the newest ones
+
+
+def _sighted(own: Any, text: str) -> list[Operation]:
+    """Cases that wait for a person because of what a look-up saw under this id. It is not theirs until it is judged.
+
+    Only marked cases are looked through, by the index of those, and of each only its own findings.
+    """
+    marked = own.filter(escalated_at__isnull=False, escalation_reason__in=SIGHTED).order_by("-id")
+    known = {operation.pk: operation for operation in marked[:LOOKED_THROUGH]}
+    findings = JournalEntry.objects.filter(operation__in=list(known), kind="finding", data__contains=json.dumps(text))
+    seen = {entry.operation_id for entry in findings if _names(wording.facts(entry), text)}
+    return [operation for pk, operation in known.items() if pk in seen][:MOST]
+
+
+def _names(data: Json, text: str) -> bool:
+    candidates = [each for each in data.get("candidates") or [] if isinstance(each, dict)]
+    return data.get("provider_operation_id") == text or any(text in each.values() for each in candidates)
 
 
 def run_called(text: str, *, tenants: Sequence[str]) -> Q:

@@ -317,7 +317,10 @@ def test_kinds_of_trouble_are_grouped_with_what_this_page_holds(ann):
     for order in ("1", "2"):
         cast.escalated(order=order, amount=1000)
     cast.escalated(order="3", provider="mail", action="message.send", amount=None)
-    assert "pay · refund.create · no answer · 2 on this page since" in text(ann.get("/"))
+    cast.escalated(order="4", because="mismatch", sighted=True)
+    page = text(ann.get("/"))
+    assert "pay · refund.create · no look-up gave a conclusive answer in time · 2 on this page since" in page
+    assert "pay · refund.create · what was found is not what was asked · 1 on this page since" in page
     assert "20.00 USD" in text(ann.get("/"))
 
 
@@ -327,3 +330,14 @@ def test_the_live_part_of_a_page_whose_reader_is_signed_out_is_told_so_and_gets_
     answer = Client().get("/", headers={"HX-Request": "true"})
     assert answer.status_code == 401
     assert b"<form" not in answer.content
+
+
+def test_an_id_that_only_a_finding_names_leads_to_its_case(ann):
+    seen = cast.finding("mismatch", provider_operation_id="re_500", observed={"id": "re_500"})
+    case = cast.escalated(because="mismatch", sighted=True, entries=(seen,))
+    two = cast.finding("several", candidates=[{"id": "re_61"}, {"id": "re_62"}])
+    other = cast.escalated(because="several_candidates", sighted=True, entries=(two,))
+    cast.escalated(because="mismatch", sighted=True)
+    assert ann.get("/", {"q": "re_500"}).headers["Location"] == f"/operations/{case.pk}"
+    assert ann.get("/", {"q": "re_62"}).headers["Location"] == f"/operations/{other.pk}"
+    assert ann.get("/", {"q": "re_50"}).status_code == 200

@@ -246,7 +246,7 @@ def _row(operation: Operation, entries: list[JournalEntry], *, now: datetime) ->
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of this page that share provider, action and error. Other pages may hold more of them."""
+    """Rows of this page that share provider, action and kind of trouble. Other pages may hold more of them."""
 
     title: str
     rows: list[Row]
@@ -265,12 +265,19 @@ class Group:
         return [wording.money(minor, currency) for currency, minor in sorted(sums.items())]
 
 
+def _trouble(operation: Operation) -> str:
+    """Why a person is asked, where one is; else how the last attempt ended."""
+    if operation.escalated_at and operation.escalation_reason:
+        return wording.reason(operation.escalation_reason)
+    return wording.error(operation.error_class)
+
+
 def _groups(rows: list[Row], *, titled: bool = True) -> list[Group]:
     """The page's rows by kind of trouble; the kind with the most urgent row first. No titles where none repeats."""
     kinds: dict[str, list[Row]] = {}
     for row in rows:
         operation = row.operation
-        title = f"{operation.provider} · {operation.action} · {wording.error(operation.error_class)}"
+        title = f"{operation.provider} · {operation.action} · {_trouble(operation)}"
         kinds.setdefault(title, []).append(row)
     if not titled or all(len(same) == 1 for same in kinds.values()):
         return [Group("", rows)] if rows else []
