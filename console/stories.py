@@ -111,6 +111,17 @@ def _observed(entry: JournalEntry) -> Moment:
     return Moment(at=entry.at, glyph=glyph, text=text, excerpt=str(wording.facts(entry).get("excerpt") or ""))
 
 
+def deed_of(entry: Entry, moment: Moment) -> str:
+    """What a list says was done: what moved, or what a look-up told where nothing did."""
+    if moment.moved:
+        return moment.moved
+    verdict = str(details_of(entry)["details"].get("verdict") or "")
+    if verdict:
+        return f"look-up: {wording.FINDINGS.get(verdict, verdict.replace('_', ' '))}"
+    words = _LABELS.get(entry.subject.partition(":")[0], wording.LABELS)
+    return f"stays {_state(entry.to_state, words)}" if entry.to_state else ""
+
+
 def decided_moment(entry: Entry) -> Moment:
     """An audit entry as a line: what moved, by whom, why."""
     opened = {opening.field: opening.value for opening in entry.openings.all()}

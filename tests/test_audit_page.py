@@ -13,6 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from audit.models import Entry
 from console import access
 from console.models import Tenant
+from reconciliation import reconciler
+from reconciliation.actors import SYSTEM
 from tests import cast
 
 
@@ -47,6 +49,14 @@ def test_every_decision_is_listed_newest_first(dan, who):
     assert "viewer → operator" in text(page)
     assert "op_ann" in text(page)
     assert "R1" in text(page)
+
+
+def test_a_look_up_that_moved_nothing_says_what_it_told(dan):
+    case = cast.operation(state="ambiguous", sent=900)
+    reconciler.reconcile(case.pk, actor=SYSTEM)
+    rows = re.findall(r'<td class="wide-cell">([^<]*)</td>', dan.get("/audit").content.decode())
+    assert rows[0] == "look-up: cannot tell"
+    assert "" not in rows
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,17 @@ def entries(request: HttpRequest) -> HttpResponse:
     found = selection.page(chosen, before=_before(request), size=SIZE + 1)
     facts = _frame(request, form, tenants) | {
         "chosen": chosen,
-        "rows": [(entry, stories.decided_moment(entry)) for entry in found[:SIZE]],
+        "rows": [_row(entry) for entry in found[:SIZE]],
         "next": found[SIZE - 1].pk if len(found) > SIZE else None,
         "paged": _before(request) is not None,
         "may_export": Permission.EXPORT_AUDIT in access.actor_for(request, chosen.tenant).permissions,
     }
     return render(request, "audit.html", facts)
+
+
+def _row(entry: Entry) -> tuple[Entry, str, stories.Moment]:
+    moment = stories.decided_moment(entry)
+    return entry, stories.deed_of(entry, moment), moment
 
 
 @signed_in
