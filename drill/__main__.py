@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from drill import place, report
@@ -24,6 +25,7 @@ PARTS = {
     "duplicates": "drill.duplicates",
     "model": "drill.model",
     "pulled": "drill.pulled",
+    **({"restored": "drill.restored"} if find_spec("reconciliation.restore") else {}),
     "mutations": "drill.mutations",
 }  # in the order in which they run
 

@@ -208,9 +208,11 @@ class Stage:
 
         return self.rest(people, beat=flow.scheduled)
 
-    def rest(self, people: Callable[[], bool] = lambda: False, *, beat: bool = False) -> list[str]:
+    def rest(
+        self, people: Callable[[], bool] = lambda: False, *, beat: bool = False, rounds: int = ROUNDS
+    ) -> list[str]:
         """Sweep, let people act and time pass until nothing is due. Returns what is wrong where that does not end."""
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             if beat:
                 self._as_worker(schedules.tick)
             self._as_worker(sweeping.sweep)
@@ -222,7 +224,7 @@ class Stage:
             due = due or now
             if due > now:
                 self.advance(due - now + timedelta(milliseconds=1))
-        return [f"still due after {ROUNDS} sweeps"]
+        return [f"still due after {rounds} sweeps"]
 
     def _slot_waits(self) -> bool:
         """Whether the beat has something to decide or to start, which a killed one left."""

@@ -128,4 +128,5 @@ def enter(folder: Path, name: str) -> Place:
     for alias in ("default", "owner"):
         connections[alias].settings_dict["NAME"] = name
     settings.AFTERCALL_SPOOL = folder / f"spool-{name}"
+    settings.AFTERCALL_ANCHOR = folder / f"anchor-{name}.json"  # an anchor belongs to one database
     return Place(folder, name)

@@ -111,6 +111,7 @@ def _run(asked: Asked, folder: Path, server: subprocess.Popen[bytes], kills: int
     cast = doubles(registry.providers(), world, lambda name: None)
     registry.providers = lambda: cast  # type: ignore[assignment,return-value]
     settings.AFTERCALL_SPOOL = folder / "spool"
+    settings.AFTERCALL_ANCHOR = folder / "anchor.json"
     from console import embedded
 
     crew, dice = Crew(world, asked.seed), random.Random(asked.seed)
