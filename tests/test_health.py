@@ -2,11 +2,14 @@
 
 import html
 import re
+import socket
+import time
 from datetime import UTC, datetime, timedelta
 from unittest import mock
 
+import psycopg
 import pytest
-from django.db import OperationalError, connection
+from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -140,7 +143,17 @@ def test_machines_get_ok_without_signing_in(ledger_db):
 
 
 def test_machines_are_told_when_the_database_is_away(ledger_db):
-    with mock.patch("console.views.health.connection.cursor", side_effect=OperationalError("host=db password=s3cret")):
+    with mock.patch("console.views.health.psycopg.connect", side_effect=psycopg.OperationalError("password=s3cret")):
         answer = Client().get("/healthz")
     assert answer.status_code == 503
     assert b"s3cret" not in answer.content
+
+
+def test_machines_are_told_within_three_seconds_when_the_database_is_frozen(ledger_db):
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # takes connections and never says a word
+        params = {**connection.get_connection_params(), "host": "127.0.0.1", "port": str(frozen.getsockname()[1])}
+        began = time.monotonic()
+        with mock.patch("console.views.health.connection.get_connection_params", return_value=params):
+            answer = Client().get("/healthz")
+    assert answer.status_code == 503
+    assert time.monotonic() - began < 3

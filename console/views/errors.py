@@ -1,8 +1,10 @@
 """Pages that say what is wrong and what to do next."""
 
+import sys
 from typing import Any
 
 from django.core.exceptions import BadRequest, RequestDataTooBig
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
@@ -41,5 +43,22 @@ def csrf(request: HttpRequest, reason: str = "") -> HttpResponse:
 
 
 def server_error(request: HttpRequest, *args: Any) -> HttpResponse:
-    """Rendered without the bar, which may be what broke."""
-    return render(None, "500.html", status=500)
+    """Rendered without the bar, which may be what broke. A database that is away has words of its own (503)."""
+    if not database_away(sys.exc_info()[1]):
+        return render(None, "500.html", status=500)
+    facts = {"only_read": request.method in {"GET", "HEAD", "OPTIONS"}}
+    answer = render(None, "503.html", facts, status=503)
+    answer["Retry-After"] = "5"
+    return answer
+
+
+def database_away(error: BaseException | None) -> bool:
+    """Whether this says that the server is not there, and not that it refused one statement (a deadlock, a time-out).
+
+    The driver has no SQLSTATE where the server said nothing; 08 and 57P are connections that failed or were ended,
+    53300 is a server that takes no more of them.
+    """
+    if not isinstance(error, OperationalError | InterfaceError):
+        return False
+    state = getattr(error.__cause__, "sqlstate", None)
+    return state is None or state.startswith(("08", "57P")) or state == "53300"
