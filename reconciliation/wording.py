@@ -526,11 +526,19 @@ def _sending(operation: Operation, entries: list[JournalEntry], clock: Clock) ->
     text = f"{times}{', ' if first else ' '}{first}at {clock(operation.first_sent_at)}{again}"
     lost = next((entry for entry in entries if entry.kind == "lease_expired"), None)
     if operation.unknown_attempts:
-        text += ", no answer"
+        text += f", no answer{_to_which(operation)}"
     if lost and operation.unknown_attempts:
         owner = str(facts(lost).get("owner") or operation.lease_owner or "unknown")
         text += f"; worker {owner} lost by {clock(lost.at)}"
     return text + "."
+
+
+def _to_which(operation: Operation) -> str:
+    """Nothing where no attempt was answered, else which ones were not."""
+    numbers = [str(number) for number in sorted(operation.unknown_attempts)]
+    if len(numbers) >= operation.attempts:
+        return ""
+    return f" to attempt{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
 
 
 def _looking(operation: Operation, entries: list[JournalEntry]) -> str:
@@ -539,15 +547,17 @@ def _looking(operation: Operation, entries: list[JournalEntry]) -> str:
         return "It was not looked up yet." if operation.state == State.AMBIGUOUS else ""
     newest = max(findings, key=lambda entry: entry.pk)
     verdict = FINDINGS.get(str(facts(newest).get("verdict")), "no verdict")
-    if operation.look_ups == 0:
-        return f"Looked up earlier: {verdict}."
-    return f"Looked up {_times(operation)}{'' if operation.look_ups == 1 else ', the last time'}: {verdict}."
+    last = ", the last time" if operation.look_ups > 1 else ""
+    return f"Looked up {_times(operation)}{last}: {verdict}."
 
 
 def _times(operation: Operation) -> str:
-    """How often since its last attempt: the ledger counts anew with each, as what was seen before says less."""
+    """How often since the newest attempt without an answer: the ledger counts anew with each of those."""
+    if operation.look_ups == 0:
+        return "earlier"
     often = "once" if operation.look_ups == 1 else f"{operation.look_ups} times"
-    return f"{often} since the last attempt" if operation.attempts > 1 else often
+    several = operation.attempts > 1 and operation.unknown_attempts
+    return f"{often} since attempt {max(operation.unknown_attempts)}" if several else often
 
 
 _WHY_REFUSED = {
@@ -704,7 +714,7 @@ def _detail(operation: Operation, verdict: str, now: datetime) -> str:
     parts = []
     if operation.escalated_at and not (operation.look_ups and operation.escalation_reason == "no_conclusive_answer"):
         parts.append(reason(operation.escalation_reason))
-    if operation.look_ups:
+    if operation.look_ups or verdict:
         parts.append(f"looked up {_times(operation)}: {FINDINGS.get(verdict, 'no verdict')}")
     if operation.not_before and operation.not_before > now and operation.state != State.AMBIGUOUS:
         parts.append(f"next attempt in {duration(operation.not_before - now)}")

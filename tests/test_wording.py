@@ -1,5 +1,6 @@
 """What people read, from rows that no database has seen."""
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -108,6 +109,23 @@ def test_the_lede_tells_what_happened_in_order():
         "Sent at 14:03:00, no answer; worker w-3 lost by 14:29:00. Looked up 3 times, the last time: cannot tell. "
         "Automation stopped at 14:31:00: no look-up gave a conclusive answer in time."
     )
+
+
+def test_an_answered_second_attempt_is_not_said_to_have_none():
+    columns = {"attempts": 2, "unknown_attempts": [1], "look_ups": 4, "state": "succeeded", "basis": "receipt"}
+    told = wording.lede(operation(**columns), [entry("finding", 1, verdict="absent")], clock=at)
+    assert "no answer to attempt 1." in told
+    assert "Looked up 4 times since attempt 1, the last time: nothing there." in told
+    assert "since the last attempt" not in told
+
+
+@pytest.mark.parametrize("look_ups", [0, 1, 3])
+def test_the_list_and_the_case_count_look_ups_alike(look_ups):
+    seen, case = [entry("finding", 1, verdict="cannot_tell")], operation(look_ups=look_ups, attempts=2)
+    _, listed, _ = wording.known(case, seen, None, now=NOW)
+    counted = re.search("looked up (.*?)(?:, the last time)?:", wording.lede(case, seen, clock=at), re.IGNORECASE)
+    assert counted
+    assert f"looked up {counted[1]}: cannot tell" in listed
 
 
 def test_what_was_never_sent_is_said_to_be_so():
