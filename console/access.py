@@ -51,6 +51,11 @@ def permissions(role: str) -> frozenset[Permission]:
     return _ROLES.get(role, frozenset())
 
 
+def roles_that_may(permission: Permission) -> list[str]:
+    """The roles that allow it, the least one first."""
+    return [str(role) for role in Role if permission in permissions(role)]
+
+
 def roles_of(request: HttpRequest) -> dict[str, str]:
     """Tenant slug -> role of the signed-in person, read once a request."""
     known: dict[str, str] | None = getattr(request, "_roles", None)

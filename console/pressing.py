@@ -11,6 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 
 from audit.models import Entry
+from console import access
 from console.forms import PressForm
 from console.stories import Moment, decided_moment
 from console.views import errors
@@ -25,13 +26,25 @@ class Panel:
 
     allowed: list[tuple[Preview, uuid.UUID]]
     others: list[Preview]
+    lacking: list[tuple[str, str]]  # (the roles that may, the actions that this person's role does not reach)
 
 
 def panel(subject: Operation | Run | Approval, *, actor: Actor) -> Panel:
     """The previews of every action on `subject`, for one drawing of the page."""
     every = actions.previews(subject, actor=actor)
     first = sorted((each for each in every if each.allowed), key=lambda each: not each.recommended)
-    return Panel([(each, uuid.uuid4()) for each in first], [each for each in every if not each.allowed])
+    # What an approval says of its approvers is about persons as well as roles, and stays line by line.
+    beyond = [] if isinstance(subject, Approval) else [each for each in every if not actor.may(each.permission)]
+    beyond = [each for each in beyond if not each.allowed]
+    others = [each for each in every if not each.allowed and each not in beyond]
+    return Panel([(each, uuid.uuid4()) for each in first], others, _lacking(beyond))
+
+
+def _lacking(beyond: list[Preview]) -> list[tuple[str, str]]:
+    by_roles: dict[str, list[str]] = {}
+    for each in beyond:
+        by_roles.setdefault(" and ".join(access.roles_that_may(each.permission)), []).append(each.label)
+    return [(roles, ", ".join(labels)) for roles, labels in by_roles.items()]
 
 
 def answered(request: HttpRequest, *, actor: Actor) -> Answer | None:
@@ -104,10 +117,15 @@ def _refused(
     actor: Actor,
     back: str,
 ) -> HttpResponse:
-    """403 where the role does not reach, 422 where the case does not allow it."""
+    """403 where the role does not reach, 422 where the case does not allow it; what was typed is kept to be mended."""
     facts: dict[str, Any] = {"back": back, "back_label": "Back to the case", "reason": pressed.reason}
     every = actions.previews(subject, actor=actor)
     status = 422 if any(each.permitted for each in every if each.action == pressed.action) else 403
+    still = _still_allowed(subject, pressed.action, actor)
+    if status == 422 and still is not None:
+        facts |= {"preview": still, "version": pressed.version, "typed": pressed.inputs, "token": uuid.uuid4()}
+        facts |= {"act_url": request.path, "why": answer.message}
+        return render(request, "not_done.html", facts, status=status)
     title = "Your role does not allow this" if status == 403 else "Not done"
     next = "The attempt is on record. Nothing else changed."
     return errors.page(request, status, title, answer.message, next, **facts)
