@@ -10,13 +10,15 @@ from typing import Any
 
 from django.db.models import Count, Exists, Min, OuterRef, QuerySet, Sum
 
+from audit.models import Entry
 from console.ledger import spec_of
+from console.stories import decided_moment
 from reconciliation import registry, run_deeds, sealing, wording
 from reconciliation.compensation import is_stuck
 from reconciliation.models import Chosen, JournalEntry, Operation, Run
 from reconciliation.progress import UNDO, Progress
 from reconciliation.providers.base import Repeat
-from reconciliation.states import RUN_TERMINAL, RunState, State
+from reconciliation.states import RUN_TERMINAL, Basis, RunState, State
 from reconciliation.wording import Label
 from reconciliation.workflows import Choice, Step, StepKind, Workflow
 
@@ -408,6 +410,7 @@ class Told:
     unknown: tuple[Operation, ...]
     not_applied: tuple[Operation, ...]
     never: list[tuple[str, str]]
+    said: list[tuple[Operation, str]]  # what rests on a person's word, and what the provider showed
 
 
 HEADINGS = {
@@ -418,8 +421,8 @@ HEADINGS = {
 }
 
 
-def told(run: Run) -> Told | None:
-    """None for a run that goes on by itself or went through."""
+def told(run: Run, *, with_names: bool) -> Told | None:
+    """None for a run that goes on by itself or went through. `with_names`: whether the reader may see who decided."""
     stopped = run.escalated_at is not None and run.state not in (*RUN_TERMINAL, RunState.COMPENSATING)
     heading = "Stopped for a person: what there is of it" if stopped else HEADINGS.get(RunState(run.state))
     if heading is None:
@@ -439,7 +442,28 @@ def told(run: Run) -> Told | None:
         unknown=account.unknown,
         not_applied=account.not_applied,
         never=[pair for pair in account.cannot_be_undone if pair[0] not in gone],
+        said=_on_a_word(run, with_names=with_names),
     )
+
+
+def _on_a_word(run: Run, *, with_names: bool) -> list[tuple[Operation, str]]:
+    operations = Operation.objects.filter(run=run, basis=Basis.ASSERTED).order_by("id")
+    return [(each, _word(each, with_names)) for each in operations if wording.rests_on_a_word(each)]
+
+
+def _word(operation: Operation, with_names: bool) -> str:
+    who = _who_settled(operation) if with_names else ""
+    ended = "applied" if operation.state == State.SUCCEEDED else "not applied"
+    finding = JournalEntry.objects.filter(operation=operation, kind="finding").order_by("-id").first()
+    data = wording.facts(finding) if finding and operation.sighted else {}
+    seen = wording.shown_amount(operation, spec_of(operation), data) or ("something of it" if operation.sighted else "")
+    return f"on {who or 'a person'}'s word {ended}{f'; the provider showed {seen}' if seen else ''}"
+
+
+def _who_settled(operation: Operation) -> str:
+    entries = Entry.objects.filter(subject=str(operation.subject), to_state=operation.state, event="transition")
+    entry = entries.order_by("-seq").exclude(from_state=operation.state).prefetch_related("openings").first()
+    return decided_moment(entry).who if entry else ""
 
 
 # Runs that stopped

@@ -696,6 +696,14 @@ def known(
     return title, _detail(operation, verdict, now), False
 
 
+def shown_amount(operation: Operation, spec: ActionSpec | None, data: Json) -> str:
+    """The money that a finding shows, written; empty where it shows none."""
+    if spec is None or spec.money is None:
+        return ""
+    seen = (data.get("observed") or {}).get(spec.compare.get(spec.money[0], spec.money[0]))
+    return money(seen, operation.currency) if type(seen) is int else ""
+
+
 def _other_amount(operation: Operation, spec: ActionSpec | None, data: Json) -> str:
     """ "Found 60.00 USD, asked 600.00 USD", where money is what differs."""
     if spec is None or spec.money is None or operation.amount_minor is None:
@@ -792,7 +800,7 @@ def run_lede(run: Run, operations: Iterable[Operation]) -> str:
     unknown = [each.step for each in every if each.state == State.AMBIGUOUS]
     called = [each.step for each in every if each.escalated_at]
     if run.state in RUN_TERMINAL:
-        return _ended(run, unknown)
+        return _ended(run, unknown) + _on_a_word(every)
     if run.escalated_at:
         return f"It cannot go on by itself: {reason(run.escalation_reason)}."
     if called:
@@ -810,6 +818,24 @@ def run_lede(run: Run, operations: Iterable[Operation]) -> str:
         RunState.UNCERTAIN: "A step's outcome was unknown; it goes on as soon as that is settled.",
         RunState.COMPENSATING: "What was applied is being undone.",
     }.get(RunState(run.state), "")
+
+
+def rests_on_a_word(operation: Operation) -> bool:
+    """Whether how it ended is what a person said, and no proof."""
+    return operation.basis == Basis.ASSERTED and operation.state in (State.SUCCEEDED, State.FAILED_TERMINAL)
+
+
+def _on_a_word(operations: Iterable[Operation]) -> str:
+    """What an ended run must not pass over: steps whose end is a person's word, and what was seen against it."""
+    said = [each for each in operations if rests_on_a_word(each)]
+    parts = []
+    for each in said:
+        seen = (
+            ", although the provider showed something of it" if each.sighted and each.state != State.SUCCEEDED else ""
+        )
+        ended = "applied" if each.state == State.SUCCEEDED else "not applied"
+        parts.append(f" {each.step} counts as {ended} on a person's word, not on proof{seen}.")
+    return "".join(parts)
 
 
 LOCK = "lock: "

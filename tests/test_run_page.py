@@ -289,3 +289,19 @@ def test_a_run_whose_cap_is_reached_is_not_resumed_and_says_why(ann, forked, clo
     assert run.escalation_reason == "run_time_spent"
     told = panel_of(ann.get(f"/runs/{run.pk}"))
     assert "It would stop again at once: the run has taken as long as it may. Cancel the run." in told
+
+
+def test_a_run_that_was_undone_names_what_rests_on_a_persons_word_and_what_was_shown(ann, desk, clock):
+    desk.pay.fault("reset_after", order="1002", change={"amount": 6000})
+    run = claim()
+    settle(clock)
+    case = Operation.objects.get(step="issue_refund")
+    assert case.escalation_reason == "mismatch"
+    form = {"action": "resolve_not_applied", "token": str(uuid4()), "version": case.version, "reason": "Not ours."}
+    assert ann.post(f"/operations/{case.pk}/act", form).status_code == 302
+    settle(clock)
+    assert Run.objects.get(pk=run.pk).state == "compensated"
+    page = ann.get(f"/runs/{run.pk}")
+    lede = "issue_refund counts as not applied on a person's word, not on proof, although the provider showed"
+    assert lede in text(page)
+    assert "issue_refund on op_ann's word not applied; the provider showed 60.00 USD" in part(page, 'id="account"')

@@ -136,7 +136,7 @@ def _facts(request: HttpRequest, run: Run, actor: Actor) -> dict[str, Any]:
         "label": _label(run),
         "word": wording.run_label(run.state),
         "saga": drawn,
-        "told": sagas.told(run),
+        "told": sagas.told(run, with_names=may_read),
         "asked": approvals.standing(run),
         "limits": sagas.limits(run, now=now),
         "lede": wording.run_lede(run, drawn.operations),
