@@ -401,7 +401,9 @@ def test_every_action_works_without_javascript(
     claims.check_audit()
 
 
-def test_a_marked_run_is_resumed_without_javascript(claims: Desk, visit: Any) -> None:
+def test_a_run_that_would_stop_again_is_not_resumed_but_can_be_cancelled_without_javascript(
+    claims: Desk, visit: Any
+) -> None:
     people, refund = cast.people(), lose_the_refund(claims)
     page = visit(people["op_ann"], javascript=False)
     page.goto(address(refund))
@@ -411,12 +413,11 @@ def test_a_marked_run_is_resumed_without_javascript(claims: Desk, visit: Any) ->
     run = Run.objects.get()
     assert run.escalation_reason == "step_terminated"
     page.goto(reverse("run", args=[run.pk]))
-    write_reason(page, "resume", "Try it")
-    button(page, "resume", "Resume").click()
+    assert page.locator("#act-resume > summary").count() == 0
+    write_reason(page, "cancel", "Nothing more to do")
+    button(page, "cancel", "Cancel the run").click()
     page.locator("#answer .done").wait_for()
     run.refresh_from_db()
-    assert run.escalated_at is None
+    assert (run.state, run.escalated_at) == ("cancelled", None)
     claims.come_to_rest()
-    run.refresh_from_db()
-    assert run.escalated_at is not None, "what the step's state forbids stays forbidden"
     assert claims.world.mail.count() == 0
