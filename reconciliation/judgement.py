@@ -49,6 +49,7 @@ class Evidence:
     started: datetime
     worker_silent: bool  # the last attempt's worker is neither known dead nor heard from
     report: int | None = None  # the journal entry of the late report that this comes from, instead of a look-up
+    reported: str = ""  # the error class of the newest late report, where it is one of a refusal
     answered_at: datetime | None = None  # when the last attempt ended without an answer, where its worker said so
 
 
@@ -212,8 +213,16 @@ def judge_report(evidence: Evidence) -> Judgement:
         return replace(found, patch=reported, reason_code="late_report")
     operation = evidence.operation
     patch: dict[str, Any] = {"unknown_attempts": [], "reason_code": "late_report", "not_before": None}
-    if operation.escalated_at is None and operation.attempts < _attempts(evidence):
-        return Judgement(to=State.FAILED_RETRYABLE, reason_code="late_report", patch=patch, after={"due_at": 0})
+    if _final(evidence):
+        refused = {"error_class": evidence.reported, "reason_code": evidence.reported}
+        return Judgement(
+            to=State.FAILED_TERMINAL, reason_code="late_report", patch={**patch, **refused, **unmarked(operation)}
+        )
+    if not _in_a_persons_hands(operation) and operation.attempts < _attempts(evidence):
+        cleared = unmarked(operation)
+        return Judgement(
+            to=State.FAILED_RETRYABLE, reason_code="late_report", patch={**patch, **cleared}, after={"due_at": 0}
+        )
     mark = {"escalation_reason": operation.escalation_reason or "budget_spent", "due_at": None}
     after = {} if operation.escalated_at else {"escalated_at": 0.0}
     return Judgement(
@@ -223,3 +232,20 @@ def judge_report(evidence: Evidence) -> Judgement:
         patch={**patch, **mark},
         after=after,
     )
+
+
+def _final(evidence: Evidence) -> bool:
+    """Whether the refusal is one that the table, or the step's own policy, does not retry.
+
+    Where a person was called, or something of it was seen, ending it is left to that person.
+    """
+    if not evidence.reported or evidence.operation.sighted or _in_a_persons_hands(evidence.operation):
+        return False
+    refusal = policy.ErrorClass(evidence.reported)
+    never = policy.RetryPolicy.read(evidence.operation.retry_policy, evidence.spec).never
+    return policy.decide(refusal, evidence.spec) is policy.Next.FAIL or refusal in never
+
+
+def _in_a_persons_hands(operation: Operation) -> bool:
+    """A person was called, and not merely because nothing but the worker's own word could tell: that came now."""
+    return operation.escalated_at is not None and operation.escalation_reason != "nothing_can_find_out"

@@ -155,6 +155,14 @@ def decide(error_class: ErrorClass, spec: ActionSpec) -> Next:
     return DECISION[error_class][spec.repeat]
 
 
+def nothing_can_find_out(error_class: ErrorClass, spec: ActionSpec, provider: object) -> bool:
+    """Whether an unknown attempt stays unknown whatever automation does: a person is called at once, not later.
+
+    The table has nothing but a look-up for it, and the provider offers none, so waiting for one would hide it.
+    """
+    return decide(error_class, spec) is Next.ESCALATE and not hasattr(provider, "look_up")
+
+
 def covers_earlier(error_class: ErrorClass, spec: ActionSpec) -> bool:
     """Whether a refusal under the same key also settles earlier unknown attempts.
 

@@ -20,7 +20,7 @@ from . import registry, sealing, settlement, storable, transition, workers
 from .actors import SYSTEM, Actor
 from .judgement import SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
 from .models import JournalEntry, Operation
-from .policy import NOT_APPLIED
+from .policy import NOT_APPLIED, ErrorClass, covers_earlier, nothing_can_find_out
 from .providers.base import ActionSpec, Call, Finding, Json, ProviderError, Source, Verdict, compare
 from .scrub import excerpt, fault
 from .states import Kind, State
@@ -76,9 +76,10 @@ def expire(operation: Operation) -> Operation:
     spec = spec_or_none(operation)
     patch, after = settlement.lease_expired(operation.attempts, tuple(operation.unknown_attempts), spec)
     patch["generation"] = operation.generation + 1  # fences whatever the lost worker still writes
-    if spec is None:
-        patch |= {"escalation_reason": "no_handler"}
-        after |= {"escalated_at": 0}
+    needed = _needs_a_person(operation, spec)
+    if needed:
+        patch |= {"escalation_reason": needed}
+        after |= {"escalated_at": 0, "escalate_at": 0}
     transition.transition(
         operation.subject,
         to=State.AMBIGUOUS,
@@ -97,6 +98,14 @@ def expire(operation: Operation) -> Operation:
         fact=SYSTEM.fact("lease_expired", owner=operation.lease_owner, generation=operation.generation),
     )
     return Operation.objects.get(pk=operation.pk)
+
+
+def _needs_a_person(operation: Operation, spec: ActionSpec | None) -> str:
+    """Why no look-up will ever tell what became of a lost worker's attempt; empty where one may."""
+    if spec is None:
+        return "no_handler"
+    provider = registry.provider(operation.provider)
+    return "nothing_can_find_out" if nothing_can_find_out(ErrorClass.UNKNOWN, spec, provider) else ""
 
 
 def spec_or_none(operation: Operation) -> ActionSpec | None:
@@ -198,10 +207,25 @@ def _kept_report(operation: Operation, started: datetime) -> Evidence | None:
     for entry, data in read:
         if data.get("status") == "applied":
             return _reported(operation, spec, started, entry, Verdict.FOUND)
-    refused = {entry.attempt for entry, data in read if data.get("error_class") in NOT_APPLIED}
-    if operation.state == State.AMBIGUOUS and read and set(operation.unknown_attempts) <= refused:
+    unknown = set(operation.unknown_attempts)
+    if operation.state == State.AMBIGUOUS and unknown and unknown <= _refused(spec, read):
         return _reported(operation, spec, started, read[-1][0], Verdict.ABSENT)
     return None
+
+
+def _refused(spec: ActionSpec, read: list[tuple[JournalEntry, Json]]) -> set[int]:
+    """The attempts that the reports prove not applied: each its own, and those before it only where that is declared.
+
+    A refused attempt 2 otherwise says nothing about an unknown attempt 1 (rule 6).
+    """
+    proven: set[int] = set()
+    for entry, data in read:
+        if entry.attempt is None or data.get("error_class") not in NOT_APPLIED:
+            continue
+        proven.add(entry.attempt)
+        if covers_earlier(ErrorClass(data["error_class"]), spec):
+            proven.update(range(1, entry.attempt))
+    return proven
 
 
 def contradicted(operation: Operation) -> bool:
@@ -243,6 +267,7 @@ def _reported(
     return Evidence(
         operation=operation, spec=spec, finding=finding, compared=data.get("compared") or {}, started=started,
         worker_silent=False, report=report.pk,
+        reported=str(data.get("error_class") or "") if verdict is Verdict.ABSENT else "",
     )  # fmt: skip
 
 
@@ -258,11 +283,17 @@ def _apply(evidence: Evidence, actor: Actor) -> LookedUp:
         judgement = to_a_person(evidence, "effect_claimed_elsewhere")
         moved = _move(evidence, judgement, actor, observed)
     except TransitionRefused:
-        transition.note(operation.subject, [observed])  # it moved on meanwhile; what was seen is kept
+        _keep(evidence, observed)
         raise
     log.info("looked_up", operation=operation.pk, verdict=finding.verdict, reason=judgement.reason_code)
     current = Operation.objects.get(pk=operation.pk)
     return LookedUp(operation=current, finding=finding, judgement=judgement, moved=moved)
+
+
+def _keep(evidence: Evidence, observed: Observed) -> None:
+    """It moved on, or was pruned, meanwhile: what a look-up saw is kept. A report is in the journal, not yet judged."""
+    if evidence.report is None:
+        transition.note(evidence.operation.subject, [observed])
 
 
 def _move(evidence: Evidence, judgement: Judgement, actor: Actor, observed: Observed) -> bool:
@@ -272,6 +303,8 @@ def _move(evidence: Evidence, judgement: Judgement, actor: Actor, observed: Obse
         operation.subject,
         to=judgement.to,
         version=operation.version,
+        # A report that it was applied may have come in since the reports were read; it must not be called failed then.
+        guard=("unreported",) if judgement.to is State.FAILED_TERMINAL else (),
         patch={"look_ups": operation.look_ups + 1, "sighted": sighted, **judgement.patch},
         after=judgement.after,
         observed=[observed],
@@ -326,7 +359,7 @@ def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed) -> Loo
         judgement = to_a_person(evidence, "effect_claimed_elsewhere")
         moved = _move(evidence, judgement, actor, observed)
     except TransitionRefused:
-        transition.note(operation.subject, [observed])  # it moved on, or was pruned, meanwhile; what was seen is kept
+        _keep(evidence, observed)
         raise
     log.error("applied_after_all", operation=operation.pk, reason=judgement.reason_code)
     current = Operation.objects.get(pk=operation.pk)

@@ -233,7 +233,7 @@ def _judge_unknown(attempt: Attempt, observed: Observed, error: BaseException, e
     replays = _replays(attempt, error, error_class)
     extra = {"identical_replays": replays}
     reason = "no_answer" if error_class is ErrorClass.UNKNOWN else str(error_class)
-    if policy.decide(error_class, attempt.spec) is Next.ESCALATE and not hasattr(attempt.provider, "look_up"):
+    if policy.nothing_can_find_out(error_class, attempt.spec, attempt.provider):
         return _escalated(attempt, observed, reason="nothing_can_find_out", extra=extra)
     return _unknown(attempt, observed, reason_code=reason, error_class=error_class, extra=extra)
 

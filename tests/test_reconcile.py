@@ -1,6 +1,7 @@
 """reconcile(): look-ups that fail, reports that come late, and look-ups of what is settled."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from audit.models import Entry
 from reconciliation import executor, reconciler, registry, sweeping, transition
 from reconciliation.executor import perform
 from reconciliation.models import JournalEntry
+from reconciliation.policy import ErrorClass, RetryPolicy
 from reconciliation.providers.base import (
     NotSent,
     OutcomeUnknown,
@@ -83,6 +85,132 @@ def test_when_every_attempt_is_reported_as_not_applied_that_is_proven(clerk):
     report(pk, 1, error_class="not_sent")
     reconciler.reconcile(pk)
     assert (row(pk).state, row(pk).unknown_attempts) == ("failed_retryable", [])
+
+
+@pytest.mark.parametrize("error_class", ["rejected", "invalid", "unauthorized"])
+def test_a_refusal_for_good_ends_it_although_it_came_late(clerk, error_class):
+    pk = made(clerk, LOST)
+    report(pk, 1, error_class=error_class)
+    sweeping.sweep()
+    operation = row(pk)
+    assert (operation.state, operation.error_class, operation.reason_code) == (
+        "failed_terminal", error_class, error_class,
+    )  # fmt: skip
+    assert (operation.unknown_attempts, operation.basis, len(clerk.calls), clerk.look_ups) == ([], "", 1, [])
+
+
+@pytest.mark.parametrize("error_class", ["not_sent", "unavailable", "rate_limited"])
+def test_a_refusal_for_now_that_came_late_is_retried(clerk, error_class):
+    pk = made(clerk, LOST)
+    report(pk, 1, error_class=error_class)
+    reconciler.reconcile(pk)
+    assert row(pk).state == "failed_retryable"
+    sweeping.sweep()
+    assert (row(pk).state, len(clerk.calls)) == ("succeeded", 2)
+
+
+def test_a_late_refusal_of_a_class_that_the_step_never_retries_ends_it(clerk):
+    clerk.answers(LOST)
+    once = RetryPolicy(never=frozenset({ErrorClass.UNAVAILABLE}))
+    pk = perform(replace(order(), retry=once), actor=AGENT).pk
+    report(pk, 1, error_class="unavailable")
+    sweeping.sweep()
+    assert (row(pk).state, row(pk).reason_code) == ("failed_terminal", "unavailable")
+
+
+@pytest.mark.parametrize(("action", "state"), [("unlisted", "ambiguous"), ("covering", "failed_terminal")])
+def test_a_late_refusal_of_attempt_2_ends_it_only_where_the_action_declares_that_it_covers_attempt_1(
+    clerk, action, state
+):
+    pk = made(clerk, LOST, LOST, action=action)
+    reconciler_retry(pk)
+    report(pk, 2, error_class="rejected")
+    clerk.sees(cannot_tell())
+    reconciler.reconcile(pk)
+    assert (row(pk).state, row(pk).unknown_attempts) == (state, [1, 2] if state == "ambiguous" else [])
+
+
+def test_a_late_refusal_of_attempt_1_says_nothing_about_attempt_2(clerk):
+    pk = made(clerk, LOST, LOST, action="covering")
+    reconciler_retry(pk)
+    report(pk, 1, error_class="rejected")
+    clerk.sees(cannot_tell())
+    reconciler.reconcile(pk)
+    assert (row(pk).state, row(pk).unknown_attempts) == ("ambiguous", [1, 2])
+
+
+def test_a_refused_credential_covers_no_earlier_attempt_late_either(clerk):
+    pk = made(clerk, LOST, LOST, action="covering")
+    reconciler_retry(pk)
+    report(pk, 2, error_class="unauthorized")
+    clerk.sees(cannot_tell())
+    reconciler.reconcile(pk)
+    assert (row(pk).state, row(pk).unknown_attempts) == ("ambiguous", [1, 2])
+
+
+def test_where_a_person_was_called_a_late_refusal_leaves_the_ending_to_that_person(clerk):
+    pk = made(clerk, LOST, action="unlisted")
+    sweeping.call_a_person(row(pk), "no_conclusive_answer")
+    report(pk, 1, error_class="rejected")
+    reconciler.reconcile(pk, actor=OLGA)
+    operation = row(pk)
+    assert (operation.state, operation.escalation_reason) == ("failed_retryable", "no_conclusive_answer")
+
+
+def test_what_was_seen_is_not_ended_by_a_late_refusal(clerk):
+    pk = made(clerk, LOST)
+    clerk.sees(saw(Verdict.IN_PROGRESS))
+    reconciler.reconcile(pk)
+    report(pk, 1, error_class="rejected")
+    reconciler.reconcile(pk)
+    assert (row(pk).state, row(pk).sighted) == ("failed_retryable", True)
+    sweeping.sweep()
+    assert (row(pk).escalation_reason, len(clerk.calls)) == ("seen_after_all", 1)
+
+
+def test_a_late_success_that_comes_while_a_late_refusal_is_judged_is_not_called_failed(clerk, monkeypatch):
+    pk = made(clerk, LOST)
+    report(pk, 1, error_class="rejected")
+    judge = reconciler.judge_report
+
+    def reported_meanwhile(evidence):
+        report(pk, 1, **APPLIED)
+        return judge(evidence)
+
+    monkeypatch.setattr(reconciler, "judge_report", reported_meanwhile)
+    with pytest.raises(transition.ReportedApplied):
+        reconciler.reconcile(pk)
+    monkeypatch.undo()
+    assert row(pk).state == "ambiguous"
+    sweeping.sweep()
+    assert (row(pk).state, row(pk).escalated_at) == ("succeeded", None)
+
+
+def test_a_late_success_that_is_judged_while_a_person_stops_it_still_counts(clerk, monkeypatch):
+    pk = made(clerk, LOST)
+    report(pk, 1, **APPLIED)
+    judge = reconciler.judge_report
+
+    def stopped_meanwhile(evidence):
+        stop(pk)
+        return judge(evidence)
+
+    monkeypatch.setattr(reconciler, "judge_report", stopped_meanwhile)
+    with pytest.raises(StaleVersion):
+        reconciler.reconcile(pk)
+    monkeypatch.undo()
+    assert row(pk).state == "terminated"
+    sweeping.sweep()
+    assert (row(pk).state, row(pk).escalation_reason) == ("succeeded", "applied_after_all")
+
+
+def test_a_late_report_where_no_attempt_is_known_to_be_unknown_proves_nothing(clerk, superuser_connection):
+    pk = made(clerk, LOST)
+    superuser_connection.execute("UPDATE reconciliation_operation SET unknown_attempts = '{}'")
+    report(pk, 1, error_class="rejected")
+    clerk.sees(cannot_tell())
+    reconciler.reconcile(pk)
+    assert row(pk).state == "ambiguous"
 
 
 def test_a_late_report_of_no_answer_proves_nothing(clerk):
@@ -229,6 +357,51 @@ def test_an_expired_claim_becomes_unknown_and_is_found_never_sent_again(clerk, c
     sweeping.sweep()
     assert row(pk).state == "succeeded"
     assert len(clerk.effects) == 1
+
+
+def lost(clock, monkeypatch, action, provider):
+    """The operation of a worker that was killed after its claim, when its lease is over and the sweep has come."""
+    monkeypatch.setattr(executor, "settle", lambda claim, judged: None)
+    perform(order(action, provider=provider), actor=AGENT)
+    monkeypatch.undo()
+    clock.advance(60)
+    sweeping.sweep()
+    return executor.Operation.objects.get()
+
+
+@pytest.mark.case("D5")
+def test_a_lost_worker_that_nobody_can_ask_about_goes_to_a_person_at_once(clerk, clock, monkeypatch):
+    operation = lost(clock, monkeypatch, "none", "blind")
+    assert (operation.state, operation.reason_code) == ("ambiguous", "worker_lost")
+    assert (operation.escalation_reason, operation.due_at) == ("nothing_can_find_out", None)
+    assert operation.escalated_at is not None
+    assert len(clerk.calls) == 1
+
+
+@pytest.mark.parametrize(("action", "provider"), [("none", "clerk"), ("keyed", "blind"), ("lookup", "clerk")])
+def test_a_lost_worker_of_what_can_be_asked_about_or_repeated_waits_for_that(
+    clerk, clock, monkeypatch, action, provider
+):
+    operation = lost(clock, monkeypatch, action, provider)
+    assert (operation.escalated_at, operation.escalation_reason) == (None, "")
+
+
+def test_the_late_report_of_a_worker_that_nobody_could_ask_about_clears_the_mark(clerk, clock, monkeypatch):
+    operation = lost(clock, monkeypatch, "none", "blind")
+    report(operation.pk, 1, **APPLIED)
+    sweeping.sweep()
+    operation = row(operation.pk)
+    assert (operation.state, operation.reason_code, operation.escalated_at) == ("succeeded", "late_report", None)
+
+
+def test_the_late_refusal_of_a_worker_that_nobody_could_ask_about_ends_it_and_clears_the_mark(
+    clerk, clock, monkeypatch
+):
+    operation = lost(clock, monkeypatch, "none", "blind")
+    report(operation.pk, 1, error_class="rejected")
+    sweeping.sweep()
+    operation = row(operation.pk)
+    assert (operation.state, operation.reason_code, operation.escalated_at) == ("failed_terminal", "rejected", None)
 
 
 # Look-ups that fail

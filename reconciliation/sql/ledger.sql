@@ -41,6 +41,15 @@ RETURNS boolean LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
                    AND j.kind = 'late_report' AND j.data::jsonb->>'status' = 'applied');
 $$;
 
+-- Whether such a report came that no look-up has judged yet.
+CREATE OR REPLACE FUNCTION ledger_applied_unjudged(p_operation bigint)
+RETURNS boolean LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT EXISTS (SELECT 1 FROM reconciliation_journalentry j WHERE j.operation_id = p_operation
+        AND j.kind = 'late_report' AND j.data::jsonb->>'status' = 'applied'
+        AND NOT EXISTS (SELECT 1 FROM reconciliation_journalentry f WHERE f.operation_id = p_operation
+            AND f.kind = 'finding' AND f.id > j.id AND f.data::jsonb->>'from_report' = 'true'));
+$$;
+
 -- Whether a run lets one of its steps be sent: forward steps while it goes forward, undo steps while it walks back,
 -- both under its lease; and, after its end, an undo that a person asks for by itself (no lease: p_generation NULL).
 CREATE OR REPLACE FUNCTION ledger_run_lets(p_run reconciliation_run, p_undo boolean, p_generation int)
@@ -61,10 +70,12 @@ BEGIN
     IF p_due_now THEN
         -- Locked, so that a claim or a settlement sees either all of this report or comes before it.
         PERFORM 1 FROM reconciliation_operation WHERE id = p_operation FOR NO KEY UPDATE;
-        -- A kept report is a reason to look again; where a person was called, automation stays out. A late success
-        -- of what was called not applied is never left unseen.
+        -- A kept report is a reason to look again; where a person was called, automation stays out, unless that was
+        -- only because nothing but such a report could tell. A late success of what was called not applied is never
+        -- left unseen.
         UPDATE reconciliation_operation SET due_at = least(due_at, aftercall_now())
-         WHERE id = p_operation AND (state = 'ambiguous' AND escalated_at IS NULL
+         WHERE id = p_operation AND (state = 'ambiguous'
+                  AND (escalated_at IS NULL OR escalation_reason = 'nothing_can_find_out')
             OR state IN ('failed_retryable', 'failed_terminal', 'terminated')
                AND (p_entries->0->>'data')::jsonb->>'status' = 'applied');
     END IF;
@@ -465,7 +476,8 @@ BEGIN
     END IF;
     IF v_new.state IN ('succeeded', 'failed_terminal', 'terminated') THEN
         v_new.settled_at := coalesce(v_old.settled_at, v_now);
-        v_new.due_at := NULL;
+        -- A report that it was applied may have come in just before it was stopped: that is looked at all the same.
+        v_new.due_at := CASE WHEN v_new.state <> 'succeeded' AND ledger_applied_unjudged(p_id) THEN v_now END;
     ELSIF v_new.state <> 'pending' AND v_new.escalated_at IS NOT NULL THEN
         v_new.due_at := NULL;  -- automation has stopped with it
     END IF;
