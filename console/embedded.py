@@ -29,6 +29,7 @@ SUPERUSER = "postgres"
 SYSTEM_USER = "pgserver"
 SOCKET_NAME = ".s.PGSQL.5432"
 LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes; macOS 103
+STILL_IN_USE = "pre-existing shared memory block"
 
 
 class EmbeddedError(Exception):
@@ -53,15 +54,16 @@ def start(data: Path, *, options: Sequence[str] = (), wait: float = 30.0) -> "su
     `options` are settings ("name=value") for the server's command line. Raises EmbeddedError.
     """
     _prepare(data)
-    deadline = time.monotonic() + wait
+    deadline, said = time.monotonic() + wait, ""
     while True:
         process = _launch(data, options)
         if _answers(data, process, deadline):
             return process
+        said = _said(data) or said  # a try that the deadline cut off has said nothing yet
         # A killed server's last sessions may hold its memory for a moment, which refuses the next one.
-        if time.monotonic() > deadline or "shared memory" not in _last_words(data):
+        if time.monotonic() > deadline or STILL_IN_USE not in said:
             stop(process)
-            raise EmbeddedError(f"The embedded database in {data} did not start; it said: {_last_words(data)}")
+            raise EmbeddedError(f"The embedded database in {data} did not start; it said: {_last_words(said)}")
         time.sleep(0.2)
 
 
@@ -150,11 +152,15 @@ def _answers(data: Path, process: "subprocess.Popen[bytes]", deadline: float) ->
     return False
 
 
-def _last_words(data: Path) -> str:
+def _said(data: Path) -> str:
+    """All that the server wrote in this start; what matters may stand above lines of its shutdown."""
     with contextlib.suppress(OSError):
-        lines = (data / "server.log").read_text(errors="replace").strip().splitlines()
-        return " / ".join(line.split("] ", 1)[-1] for line in lines[-3:])
-    return "nothing"
+        return (data / "server.log").read_text(errors="replace").strip()
+    return ""
+
+
+def _last_words(said: str) -> str:
+    return " / ".join(line.split("] ", 1)[-1] for line in said.splitlines()[-3:]) or "nothing"
 
 
 def _forget_dead_server(data: Path) -> None:

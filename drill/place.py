@@ -5,14 +5,16 @@ Nothing of a deployment is touched: neither its database nor its files nor its p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import psutil
 import psycopg
 from psycopg import sql
 
@@ -62,7 +64,7 @@ def url(folder: Path, database: str) -> str:
     return embedded.url(folder / "postgres", database=database)
 
 
-@contextmanager
+@contextlib.contextmanager
 def server(*, options: Sequence[str] = FAST) -> Iterator[Path]:
     """Start a server in a new folder and make the template there. Gives the folder; nothing is left at the end."""
     folder = Path(tempfile.mkdtemp(prefix="aftercall-drill-"))
@@ -76,6 +78,22 @@ def server(*, options: Sequence[str] = FAST) -> Iterator[Path]:
     finally:
         embedded.stop(process)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL the server with all its sessions, as a machine that loses power does.
+
+    Each session is a process group of its own, and one that is left would still hold the memory. The server is stopped
+    first, so that it starts no session between the count and the kill.
+    """
+    family = [psutil.Process(process.pid)]
+    family[0].suspend()
+    family += family[0].children(recursive=True)
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
+    psutil.wait_procs(family, timeout=10)
 
 
 def choose(folder: Path) -> None:

@@ -5,10 +5,7 @@ The server has fsync on. The world (which calls arrived, what they did) is kept 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
-import signal
 import subprocess
 import threading
 import time
@@ -119,9 +116,7 @@ def _run(asked: Asked, folder: Path, server: subprocess.Popen[bytes], kills: int
         thread.start()
     for _ in range(kills):
         time.sleep(0.3 + dice.random() * 0.7)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+        place.kill(server)
         server = _start(folder)
     time.sleep(0.5)
     crew.stop.set()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import psycopg
@@ -18,6 +19,7 @@ from django.db import connections
 from audit.migrations import __path__ as audit_migrations
 from console import embedded, preflight, tether
 from console.preflight import CannotStart, Facts
+from drill import place
 from tests.processes import wait_until
 
 ROOT = Path(__file__).parent.parent
@@ -204,6 +206,58 @@ def test_a_database_killed_with_its_pid_file_left_is_started_again(folder):
         embedded.stop(again)
         other.kill()
         other.wait()
+
+
+@pytest.fixture
+def left_session(folder):
+    """A killed server of which one session, frozen, still holds the memory: (data folder, the session's pid)."""
+    data = folder / "postgres"
+    server = embedded.start(data)
+    connection = psycopg.connect(embedded.url(data))
+    session = connection.info.backend_pid
+    os.kill(session, signal.SIGSTOP)
+    server.kill()
+    server.wait()
+    yield data, session
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(session, signal.SIGKILL)
+    connection.close()
+
+
+@pytest.mark.processes
+def test_a_start_waits_for_the_last_session_of_a_killed_server_however_much_the_new_one_says(left_session):
+    data, session = left_session
+
+    def end_it_when_it_was_met():
+        wait_until(lambda: embedded.STILL_IN_USE in (data / "server.log").read_text())
+        os.kill(session, signal.SIGKILL)
+
+    ending = Thread(target=end_it_when_it_was_met)
+    ending.start()
+    server = embedded.start(data, options=("log_min_messages=debug3",))
+    try:
+        assert psycopg.connect(embedded.url(data)).execute("SELECT 1").fetchone() == (1,)
+    finally:
+        embedded.stop(server)
+        ending.join()
+
+
+@pytest.mark.processes
+def test_a_start_that_waited_in_vain_says_what_was_in_the_way(left_session):
+    data, _ = left_session
+    with pytest.raises(embedded.EmbeddedError, match="pre-existing shared memory block"):
+        embedded.start(data, wait=1)
+
+
+@pytest.mark.processes
+def test_the_drill_kills_a_server_with_its_sessions(folder):
+    server = embedded.start(folder / "postgres")
+    with psycopg.connect(embedded.url(folder / "postgres")) as connection:
+        session = psutil.Process(connection.info.backend_pid)
+        session.suspend()  # it would not notice by itself that its server is gone
+        place.kill(server)
+        connection.close()
+    assert not session.is_running() or session.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.processes
