@@ -10,6 +10,7 @@ from django.core.checks import CheckMessage, Error, register
 from . import registry
 from .actors import Permission
 from .providers.base import ActionSpec, Repeat
+from .providers.sql import SqlProvider
 from .workflows import problems
 
 
@@ -57,5 +58,30 @@ def action_problems(provider: Any, spec: ActionSpec) -> Iterator[str]:
         yield f"compensate_with names {spec.compensate_with!r}, which this provider does not have"
     if spec.undo_by and spec.undo_by not in list(Permission):
         yield f"undo_by names {spec.undo_by!r}; permissions are {', '.join(Permission)}"
+    yield from _local_problems(provider, spec)
     if not spec.timeout <= spec.max_duration:
         yield "timeout is longer than max_duration, which no lease outlives"
+
+
+# What keys, look-ups and statuses are told of an action; a local effect has none of them.
+_OUTSIDE = (
+    "key_retention", "same_key_covers_earlier", "settles_after", "absence_is_proof", "absence_reads", "not_applied",
+)  # fmt: skip
+
+
+def _local_problems(provider: Any, spec: ActionSpec) -> Iterator[str]:
+    here = isinstance(provider, SqlProvider)
+    if here and spec.repeat is not Repeat.LOCAL:
+        yield f"{provider.name} is a SqlProvider, whose effects are local; its repeat must be local, not {spec.repeat}"
+    if spec.repeat is not Repeat.LOCAL:
+        return
+    if not here:
+        yield "repeat is local, which only a SqlProvider can keep: the effect and its settlement are one transaction"
+    elif type(provider).apply is SqlProvider.apply:
+        yield f"{provider.name} defines no apply(), so it does nothing"
+    if hasattr(provider, "look_up"):
+        yield f"{provider.name} has a look_up, but there is nothing to look up: a local effect commits with its result"
+    plain = ActionSpec()
+    for name in _OUTSIDE:
+        if getattr(spec, name) != getattr(plain, name):
+            yield f"{name} says nothing of a local effect, which needs no key and no look-up; leave it out"

@@ -112,6 +112,7 @@ class Claim:
     spent_is_final: bool = True
     cost: int = 0  # minor units, of the attempts before this one
     agreed: Approval | None = None  # the consent under which it is sent, where it needs one
+    held: Held | None = None  # the lease on its run under which it was claimed
 
     @property
     def elapsed(self) -> float:
@@ -232,7 +233,7 @@ def claim_new(
             intent,
             actor,
             after={**after, **once},
-            observed=[_attempt_starts(attempt=1, generation=1)],
+            observed=[_attempt_starts(spec, attempt=1, generation=1)],
             fact=actor.fact("claimed", on_behalf_of=intent.on_behalf_of, attempt=1),
         ),
     )
@@ -258,6 +259,7 @@ def claim_new(
         same_key_until=None,
         retry=intent.retry or RetryPolicy(attempts=spec.attempts),
         spent_is_final=intent.spent_is_final,
+        held=intent.held,
     )
 
 
@@ -301,7 +303,7 @@ def claim_again(
             after=after,
             once=_first_send(spec),
             guard=_guards(operation, spec, actor) if use is None else (),
-            observed=[_attempt_starts(attempt=attempt, generation=generation)],
+            observed=[_attempt_starts(spec, attempt=attempt, generation=generation)],
             fact=actor.fact(_why_again(actor, use, attempt), reason=reason, attempt=attempt, **_asked(use)),
             run_generation=held.generation if held else None,
             consent={"use": use} if use else None,
@@ -331,6 +333,7 @@ def claim_again(
         spent_is_final=operation.spent_is_final,
         cost=operation.cost_minor,
         agreed=consent.newest(operation) if operation.consent else None,
+        held=held,
     )
 
 
@@ -371,8 +374,10 @@ def _send_window(spec: ActionSpec) -> float:
     return max(policy.lease_seconds(spec) - spec.timeout.total_seconds(), 0.0)
 
 
-def _attempt_starts(*, attempt: int, generation: int) -> Observed:
-    return Observed(kind="attempt_started", attempt=attempt, generation=generation, observer=workers.me())
+def _attempt_starts(spec: ActionSpec, *, attempt: int, generation: int) -> Observed:
+    # What an attempt was is on record, and does not follow from what the action declares later.
+    how = {"local": True} if spec.repeat is Repeat.LOCAL else {}
+    return Observed(kind="attempt_started", attempt=attempt, generation=generation, observer=workers.me(), data=how)
 
 
 def on_record() -> None:

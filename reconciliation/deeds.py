@@ -95,10 +95,14 @@ def read(subject: Operation | Run) -> View | Run:
 
 def look_up(operation: Operation, press: Pressed, actor: Actor) -> str:
     """Ask the provider, and move by what it says: the same as the sweep does."""
-    looked = reconciler.reconcile(operation.pk, actor=actor)
+    try:
+        looked = reconciler.reconcile(operation.pk, actor=actor)
+    except reconciler.CannotLookUp as refusal:
+        raise NotAllowed(str(refusal)) from refusal
     after = looked.operation
     if looked.moved:
-        return f"{sentence(looked.judgement.reason_code if looked.judgement else '')} It is {_state(after)} now."
+        told = sentence(looked.judgement.reason_code if looked.judgement else after.reason_code)
+        return f"{told} It is {_state(after)} now."
     verdict = FINDINGS[looked.finding.verdict if looked.finding else Verdict.CANNOT_TELL]
     why = f" {sentence(looked.judgement.reason_code)}" if looked.judgement else ""
     return f"Looked up: {verdict}.{why} It stays {_state(after)}."

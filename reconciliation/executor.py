@@ -18,7 +18,7 @@ from django.db import (
     ProgrammingError,
 )
 
-from . import consent, policy, registry, settlement, storable, transition, workers
+from . import consent, local, policy, registry, settlement, storable, transition, workers
 from .actors import Actor
 from .claims import (
     DATABASE_ERRORS,
@@ -37,7 +37,7 @@ from .claims import (
 )
 from .models import Operation, Tombstone
 from .outcomes import DISPOSITIONS, Disposition, Outcome, stored_outcome
-from .providers.base import ActionSpec, Call, Json, NotSent, OutcomeUnknown, Provider, Receipt
+from .providers.base import ActionSpec, Call, Json, NotSent, OutcomeUnknown, Provider, Receipt, Repeat
 from .scrub import fault
 from .settlement import Judged
 from .settling import me, settle
@@ -210,6 +210,8 @@ def dispatch(claim: Claim) -> Outcome:
         return settle(claim, _judge(claim, unchecked))
     if now is not None:
         return _ask_anew(claim, now)
+    if claim.spec.repeat is Repeat.LOCAL:
+        return local.perform(claim)
     return settle(claim, _judge(claim, _send(claim)))
 
 

@@ -50,6 +50,7 @@ class Evidence:
     worker_silent: bool  # the last attempt's worker is neither known dead nor heard from
     report: int | None = None  # the journal entry of the late report that this comes from, instead of a look-up
     reported: str = ""  # the error class of the newest late report, where it is one of a refusal
+    rolled_back: bool = False  # every unknown attempt was a local effect without a result: it did not commit
     answered_at: datetime | None = None  # when the last attempt ended without an answer, where its worker said so
 
 
@@ -113,6 +114,8 @@ def to_a_person(evidence: Evidence, reason: str) -> Judgement:
 
 def _judge_absent(evidence: Evidence) -> Judgement:
     operation, spec, finding = evidence.operation, evidence.spec, evidence.finding
+    if evidence.rolled_back:
+        return _judge_proven_absence(evidence, {})
     if not (spec.absence_is_proof and finding.authoritative and finding.complete):
         return _look_again(evidence, "absence_proves_nothing")
     if operation.sighted:

@@ -602,6 +602,13 @@ class HeldBack(models.Model):
         ]
 
 
+class LocalEffect(models.Model):
+    """Marks a transaction as that of a local effect until its fence has passed. No row outlives its transaction."""
+
+    operation_id = models.BigIntegerField()
+    generation = models.IntegerField()
+
+
 class Signal(models.Model):
     """A condition that a person should see, from when it was noticed until it is over."""
 

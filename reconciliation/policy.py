@@ -31,6 +31,7 @@ class ErrorClass(StrEnum):
     INVALID = "invalid"
     UNAUTHORIZED = "unauthorized"
     KEY_IN_USE = "key_in_use"
+    ROLLED_BACK = "rolled_back"
 
 
 class Next(StrEnum):
@@ -66,6 +67,7 @@ DECISION: Mapping[ErrorClass, Mapping[Repeat, Next]] = MappingProxyType(
         ErrorClass.UNAUTHORIZED: _FINAL,
         ErrorClass.UNKNOWN: _UNKNOWN,
         ErrorClass.KEY_IN_USE: _UNKNOWN | {Repeat.KEYED: Next.LOOK_UP},
+        ErrorClass.ROLLED_BACK: _UNKNOWN,  # of a local effect only; see classify()
     }
 )
 NOT_APPLIED = frozenset(DECISION) - {ErrorClass.UNKNOWN, ErrorClass.KEY_IN_USE}
@@ -80,6 +82,7 @@ _NAMES: tuple[tuple[type[base.ProviderError], ErrorClass], ...] = (
     (base.Rejected, ErrorClass.REJECTED),
     (base.Invalid, ErrorClass.INVALID),
     (base.KeyInUse, ErrorClass.KEY_IN_USE),
+    (base.RolledBack, ErrorClass.ROLLED_BACK),
 )
 
 
@@ -141,10 +144,12 @@ def classify(error: BaseException, spec: ActionSpec) -> ErrorClass:
     """The class of what `perform` raised.
 
     A status speaks only where the action declares it as proof of "not applied" (rule 10): proxies answer 502 to 504
-    after effects.
+    after effects. Only what commits with its settlement can be rolled back.
     """
     for kind, name in _NAMES:
         if isinstance(error, kind):
+            if name is ErrorClass.ROLLED_BACK and spec.repeat is not Repeat.LOCAL:
+                return ErrorClass.UNKNOWN
             undeclared = error.status is not None and error.status not in spec.not_applied
             return ErrorClass.UNKNOWN if undeclared and name in NOT_APPLIED else name
     return ErrorClass.UNKNOWN

@@ -16,7 +16,7 @@ from django.db import IntegrityError
 
 from audit.log import Fact
 
-from . import registry, sealing, settlement, storable, transition, workers
+from . import local, registry, sealing, settlement, storable, transition, workers
 from .actors import SYSTEM, Actor
 from .judgement import SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
 from .models import JournalEntry, Operation
@@ -45,6 +45,11 @@ class CannotLookUp(Exception):
     """There is nothing to look up, or nowhere to look. The text says which."""
 
 
+COMMITS_TOGETHER = (
+    "Its effect commits together with its result, so there is nothing to look up: what stands here is all."
+)
+
+
 def reconcile(pk: int, *, actor: Actor = SYSTEM, version: int | None = None) -> LookedUp:
     """Find out what became of an operation and move it by what was found.
 
@@ -52,10 +57,15 @@ def reconcile(pk: int, *, actor: Actor = SYSTEM, version: int | None = None) -> 
     current one, CannotLookUp where nothing was ever sent or nothing can look.
     """
     operation = current(pk, version)
-    if operation.state == State.PENDING:
+    ended = operation.state == State.PENDING
+    if ended:
         operation = expire(operation)
     if operation.attempts == 0:
         raise CannotLookUp("Nothing was ever sent, so there is nothing to look up.")
+    if operation.state != State.AMBIGUOUS and is_local(operation):
+        if not ended:
+            raise CannotLookUp(COMMITS_TOGETHER)
+        return LookedUp(operation=operation, finding=None, judgement=None, moved=True)
     started = transition.database_now()
     kept = _kept_report(operation, started)
     if kept is not None:
@@ -74,6 +84,9 @@ def current(pk: int, version: int | None) -> Operation:
 def expire(operation: Operation) -> Operation:
     """End a lease that ran out: unknown, never a second dispatch. Raises LeaseLive while it lives."""
     spec = spec_or_none(operation)
+    if spec is not None and local.is_local(operation, spec, [operation.attempts]):
+        local.expire(operation, spec)
+        return Operation.objects.get(pk=operation.pk)
     patch, after = settlement.lease_expired(operation.attempts, tuple(operation.unknown_attempts), spec)
     patch["generation"] = operation.generation + 1  # fences whatever the lost worker still writes
     needed = _needs_a_person(operation, spec)
@@ -116,8 +129,18 @@ def spec_or_none(operation: Operation) -> ActionSpec | None:
         return None
 
 
+def is_local(operation: Operation) -> bool:
+    """Whether its last attempt was an effect in this database."""
+    return local.is_local(operation, spec_or_none(operation), [operation.attempts])
+
+
 def _evidence(operation: Operation, started: datetime) -> Evidence:
     spec = spec_or_none(operation) or ActionSpec()
+    if local.is_local(operation, spec, operation.unknown_attempts):
+        return Evidence(
+            operation=operation, spec=spec, finding=_ROLLED_BACK, compared={}, started=started, worker_silent=False,
+            rolled_back=True,
+        )  # fmt: skip
     finding = _look(operation, spec)
     return Evidence(
         operation=operation,
@@ -149,6 +172,12 @@ def _look(operation: Operation, spec: ActionSpec) -> Finding:
         log.error("look_up_failed", operation=operation.pk, **fault(error))
         return _cannot_tell(f"the adapter raised {type(error).__name__}")
     return storable.finding(finding) if isinstance(finding, Finding) else _cannot_tell("the adapter gave no finding")
+
+
+_ROLLED_BACK = Finding(
+    verdict=Verdict.ABSENT, source=Source.BY_KEY, authoritative=True, complete=True,
+    note="an effect in this database commits with its result, and no result of it is on record",
+)  # fmt: skip
 
 
 def _hidden(operation: Operation, spec: ActionSpec) -> list[str]:

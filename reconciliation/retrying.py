@@ -58,6 +58,8 @@ def why_not_retryable(operation: Operation) -> str:
         return ""
     if spec.repeat in (Repeat.NATURAL, Repeat.READ):
         return ""
+    if spec.repeat is Repeat.LOCAL:
+        return "Look it up first: what did not commit together with its result was rolled back, and is then retried."
     if spec.repeat is Repeat.LOOKUP:
         return "The provider has no key for this, so a retry could do it twice. Possible once a look-up proves absence."
     return "The provider has no key for this and nothing proves absence: a retry could do it twice."

@@ -49,6 +49,7 @@ READ_ONLY = (
     "reconciliation_limituse",
     "reconciliation_heldback",
     "reconciliation_tombstone",
+    "reconciliation_localeffect",
 )
 # Bookkeeping that decides nothing.
 WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken", "reconciliation_signal")
@@ -67,7 +68,7 @@ def install(connection: Any) -> None:
 def _functions(cursor: Any) -> None:
     for signature in _installed(cursor):
         cursor.execute(f"DROP FUNCTION {signature}")
-    for name in ("ledger.sql", "limits.sql", "retention.sql", "append_only.sql"):
+    for name in ("ledger.sql", "limits.sql", "retention.sql", "local.sql", "append_only.sql"):
         cursor.execute((SQL / name).read_text())
 
 

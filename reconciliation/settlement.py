@@ -16,7 +16,7 @@ from .policy import ErrorClass, Next, RetryPolicy
 from .providers.base import ActionSpec, Json, OutcomeUnknown, ProviderError, Receipt, compare
 from .scrub import excerpt
 from .states import Basis, State
-from .transition import Observed
+from .transition import Observed, TransactionLeft
 
 
 class Attempt(Protocol):
@@ -72,6 +72,15 @@ def judge(attempt: Attempt, answer: Receipt | BaseException) -> Judged:
 def unreadable(attempt: Attempt) -> Judged:
     """An answer came that cannot be read or kept: the attempt is unknown."""
     return _judge_error(attempt, OutcomeUnknown("The answer holds something that the ledger cannot read or keep."))
+
+
+def left_transaction(attempt: Attempt) -> Judged:
+    """A local effect ended the transaction that it was given: what it did may stand without a result.
+
+    It counts as seen, so that no look into the ledger takes it for rolled back: a person must look at the rows.
+    """
+    observed = _error_observed(attempt, OutcomeUnknown(TransactionLeft.sentence), ErrorClass.UNKNOWN)
+    return _escalated(attempt, observed, reason="transaction_left", extra={"sighted": True})
 
 
 def evidence_of(spec: ActionSpec, observed: Json) -> tuple[Json, str]:

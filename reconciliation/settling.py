@@ -81,8 +81,8 @@ def _settle_once_more(claim: Claim, judged: Judged, error: Exception) -> Outcome
         return _too_late(claim, judged, refusal)
     except DATABASE_ERRORS:
         _keep_receipt(claim, judged)
-        return _unsettled(claim)
-    return replace(_unsettled(claim), state=judged.to, result=judged.result, at=moved.at)
+        return unsettled(claim)
+    return replace(unsettled(claim), state=judged.to, result=judged.result, at=moved.at)
 
 
 def _keep_receipt(claim: Claim, judged: Judged) -> None:
@@ -108,7 +108,7 @@ def _too_late(claim: Claim, judged: Judged, refusal: TransitionRefused) -> Outco
         return stored_outcome(Operation.objects.get(pk=claim.subject.pk))
     except DATABASE_ERRORS:
         _keep_receipt(claim, judged)
-        return _unsettled(claim)
+        return unsettled(claim)
 
 
 def _report_late(claim: Claim, judged: Judged, refusal: TransitionRefused) -> None:
@@ -128,7 +128,8 @@ def _already_written(claim: Claim, judged: Judged) -> bool:
     ).exists()
 
 
-def _unsettled(claim: Claim) -> Outcome:
+def unsettled(claim: Claim) -> Outcome:
+    """What is told where nothing could be written: the lease runs out, and then it is found out."""
     return Outcome(
         pk=claim.subject.pk,
         state=State.PENDING,

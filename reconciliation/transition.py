@@ -172,13 +172,21 @@ HELD_BACK = {
     "ceiling_passed": "It would take its object above what all of this action may come to; unknown ones count.",
 }
 
+
+class TransactionLeft(TransitionRefused):
+    verdict, sentence = (
+        "transaction_left",
+        "The effect left the transaction that it was given, so what it did may have been committed without a result.",
+    )
+
+
 REFUSALS: dict[str, type[TransitionRefused]] = {
     error.verdict: error
     for error in (
         Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, NewerSent, ReportedApplied, RunNotHeld,
         StepUnknown, LockHeld, NotApproved, ApprovalPastUseBy, ApprovalUsed, ApprovalOfAnother, ApprovalExpired,
         OwnRequest, NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting, Shredded, Pruned, TooOld,
-        Limited,
+        Limited, TransactionLeft,
     )
 }  # fmt: skip
 
@@ -415,6 +423,24 @@ def heartbeat_run(subject: Subject, *, generation: int, seconds: float) -> datet
     (until,) = _call("SELECT ledger_heartbeat_run(%s, %s, %s)", [subject.pk, generation, seconds])
     lease: datetime | None = until
     return lease
+
+
+# Local effects: an open transaction of the caller's, in which the effect and its settlement are one
+
+
+def begin_local(subject: Subject, *, generation: int, seconds: float) -> None:
+    """Mark the open transaction: without fence_local() the database refuses to commit it, and ends it in `seconds`."""
+    _call("SELECT ledger_begin_local(%s, %s, %s)", [subject.pk, generation, max(1, int(seconds * 1000))])
+
+
+def fence_local(subject: Subject, *, generation: int, run_generation: int | None) -> None:
+    """Let the effect in the open transaction be committed with the settlement that comes next.
+
+    Raises StaleGeneration where the lease is over or another has it, RunNotHeld, NotApproved, and TransactionLeft where
+    this is not the transaction that begin_local() marked.
+    """
+    (verdict,) = _call("SELECT ledger_fence_local(%s, %s, %s)", [subject.pk, generation, run_generation])
+    _raise_unless_moved(verdict or "moved", kind=subject.kind, pk=subject.pk, source="pending", target="succeeded")
 
 
 # Limits, and what retention takes away

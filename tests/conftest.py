@@ -14,6 +14,7 @@ from django.db import connections
 
 from console import embedded
 from tests import database
+from tests.book import book  # noqa: F401 - fixtures
 from tests.cast import till  # noqa: F401 - fixtures
 from tests.nursery import desk, nursery  # noqa: F401 - fixtures
 from tests.scripted import clerk, shop  # noqa: F401 - fixtures

@@ -32,6 +32,15 @@ CREATE OR REPLACE FUNCTION aftercall_now() RETURNS timestamptz LANGUAGE sql VOLA
 AS $$ SELECT clock_timestamp() + (SELECT shift FROM public.test_clock) $$;
 """
 
+# A business's own table beside the ledger; see tests/book.py.
+BOOK = """
+CREATE TABLE IF NOT EXISTS test_book (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, reference text NOT NULL, order_id text NOT NULL,
+    amount bigint NOT NULL, slip text UNIQUE DEFERRABLE INITIALLY DEFERRED
+);
+GRANT SELECT, INSERT, UPDATE ON test_book TO PUBLIC;
+"""
+
 # Kept between tests: what migrations put there.
 SEEDED = ("django_migrations", "django_content_type", "auth_permission", "reconciliation_move", "test_clock")
 EMPTY = """
@@ -163,7 +172,7 @@ def _ensure_template(connection: "psycopg.Connection[Any]", template: str, passw
     setup.migrate_and_grant()
     connections.close_all()
     with superuser(draft) as inside:
-        inside.execute(CLOCK)
+        inside.execute(CLOCK + BOOK)
     connection.execute(
         sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(draft), sql.Identifier(template)),
     )

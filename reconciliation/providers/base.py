@@ -203,6 +203,10 @@ class KeyInUse(ProviderError):
     """The provider is still working on an earlier call with this key."""
 
 
+class RolledBack(ProviderError):
+    """A local effect was rolled back, so nothing of it was applied. The ledger itself says so; an adapter cannot."""
+
+
 class Provider(Protocol):
     """One account at one outside system."""
 
