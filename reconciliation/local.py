@@ -107,9 +107,8 @@ def _proof(claim: Claim, error: Exception) -> Exception:
     if isinstance(error, TransitionRefused):
         return RolledBack(error.sentence)
     if isinstance(error, transaction.TransactionManagementError):
-        return OwnFault(
-            f"{_name(claim)} tried to end its transaction, or went on in it after an error: its settlement alone ends it."
-        )
+        what = "tried to end its transaction, or went on in it after an error"
+        return OwnFault(f"{_name(claim)} {what}: its transaction is ended by its settlement alone.")
     if isinstance(error, ProgrammingError):  # a missing table or right, a statement that cannot be read
         return OwnFault(f"The database cannot do what {_name(claim)} asks of it{_code(error)}.")
     if isinstance(error, IntegrityError) and "one_effect_one_operation" in str(error):

@@ -114,6 +114,14 @@ def entry(action: str = "enter", *, consent: Consent | None = None, **parts: Any
     )  # fmt: skip
 
 
+def committed(connection: psycopg.Connection[Any], *, reference: str = "") -> int:
+    """How many rows are committed, all of them or those of one operation key."""
+    statement = "SELECT count(*) FROM test_book WHERE %s IN ('', reference)"
+    row = connection.execute(statement, [reference]).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
 class Shelf:
     """The book as a test sees it."""
 
@@ -122,10 +130,7 @@ class Shelf:
 
     def rows(self, *, reference: str = "") -> int:
         """How many rows are committed, all of them or those of one operation key."""
-        clause = "WHERE reference = %s" if reference else "WHERE %s = ''"
-        row = self._connection.execute(f"SELECT count(*) FROM test_book {clause}", [reference]).fetchone()
-        assert row is not None
-        return int(row[0])
+        return committed(self._connection, reference=reference)
 
     def balance(self) -> int:
         row = self._connection.execute("SELECT coalesce(sum(amount), 0) FROM test_book").fetchone()

@@ -28,10 +28,13 @@ from audit.models import Entry
 from reconciliation import registry, spool, sweeping, workers
 from reconciliation.models import Operation, Run
 from tests import database
+from tests.book import PROVIDER as BOOK
+from tests.book import committed
 from tests.processes import spawn, wait_until
 from tests.world import World
 
 PROVIDERS = [f"examples.order_desk.providers.{name}" for name in ("pay", "carrier", "mail", "tickets")]
+PROVIDERS.append(BOOK)
 WORKFLOW = "tests.three_steps.THREE"
 
 
@@ -143,6 +146,8 @@ class Desk:
 
     def effects(self, operation: Operation) -> int:
         """How often the world has seen it done."""
+        if operation.provider == "book":
+            return committed(self.clock.connection, reference=operation.key)
         mark = {"id": operation.request["ticket"]} if "ticket" in operation.request else {"reference": operation.key}
         return self.world.servers[operation.provider].count(**mark)
 

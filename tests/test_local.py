@@ -165,7 +165,7 @@ def test_what_only_a_person_can_repair_is_held_for_one(book: Shelf) -> None:
 
 def test_a_constraint_that_the_commit_refuses_rolls_both_back(book: Shelf, clock: Clock) -> None:
     book.does(lambda call, cursor: cursor.execute(
-        "INSERT INTO test_book (reference, order_id, amount, slip) SELECT 'x', '1', n, 'same' FROM generate_series(1, 2) n"
+        "INSERT INTO test_book (reference, order_id, amount, slip) VALUES ('x', '1', 1, 'same'), ('x', '1', 1, 'same')"
     ))  # fmt: skip
     outcome = perform(entry(), actor=AGENT)
     assert (outcome.state, book.rows(), kinds(outcome.pk)) == (
@@ -310,9 +310,8 @@ def test_the_server_ends_an_effect_that_sleeps_in_its_transaction(book: Shelf, s
     settings.AFTERCALL_LEASE_MARGIN = 0.3
     book.does(lambda call, cursor: threading.Event().wait(1.5))
     outcome = perform(entry("brief"), actor=AGENT)
-    assert (outcome.state, book.rows(), told(outcome.pk)) == (
-        "failed_retryable", 0, "The database refused it (OperationalError, 25P03).",
-    )  # fmt: skip
+    assert (outcome.state, book.rows()) == ("failed_retryable", 0)
+    assert ", 25P0" in told(outcome.pk), "the server's own time-out of a transaction"
 
 
 def test_no_effect_begins_when_its_time_is_over(book: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:

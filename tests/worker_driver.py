@@ -37,11 +37,25 @@ from django.conf import settings
 from django.db import connections
 
 from console import tether
-from reconciliation import claims, executor, leases, retrying, runs, schedules, settlement, settling, sweeping, workers
+from reconciliation import (
+    claims,
+    executor,
+    leases,
+    local,
+    retrying,
+    runs,
+    schedules,
+    settlement,
+    settling,
+    sweeping,
+    transition,
+    workers,
+)
 from reconciliation.actors import SYSTEM, Actor
 from reconciliation.executor import Intent
 from reconciliation.keys import Identity
 from reconciliation.providers.http import HttpProvider
+from tests import book
 
 Job = dict[str, Any]
 
@@ -108,6 +122,13 @@ BOUNDARIES = {
     "judged": _after(settlement, "judge"),
     "settled": _after(settling, "_write_settlement"),
     "leaving": _before(leases, "leave"),
+    # A local effect, in its transaction and around its end.
+    "opened": _after(transition, "begin_local"),
+    "in_effect": _after(book, "write"),
+    "unfenced": _before(transition, "fence_local"),
+    "fenced": _after(transition, "fence_local"),
+    "written": _after(local, "_write"),
+    "committed": _after(local, "_commit"),
 }
 
 
