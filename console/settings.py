@@ -4,6 +4,7 @@ A wrong value never stops the import. It is kept as a problem, which checks.py r
 """
 
 import contextlib
+import importlib.util
 import os
 import sys
 import zoneinfo
@@ -28,6 +29,14 @@ def _words(name: str, default: str = "") -> list[str]:
     return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]
 
 
+def _apps(name: str) -> list[str]:
+    found = [app for app in _words(name) if importlib.util.find_spec(app.partition(".")[0])]
+    AFTERCALL_PROBLEMS.extend(
+        f"{name} names {app}, which Python does not find." for app in _words(name) if app not in found
+    )
+    return found
+
+
 def _seconds(name: str, default: float) -> float:
     given = os.environ.get(name, "").strip()
     with contextlib.suppress(ValueError):
@@ -48,6 +57,7 @@ AFTERCALL_ENV = os.environ.get("AFTERCALL_ENV", "")  # "production" refuses the 
 AFTERCALL_EXAMPLE = _flag("AFTERCALL_EXAMPLE")
 AFTERCALL_URL = os.environ.get("AFTERCALL_URL", "http://127.0.0.1:8000").rstrip("/")  # where people reach the console
 AFTERCALL_PROVIDERS = _words("AFTERCALL_PROVIDERS", EXAMPLE_PROVIDERS if AFTERCALL_EXAMPLE else "")
+AFTERCALL_APPS = _apps("AFTERCALL_APPS")  # Django apps whose tables live beside the ledger
 AFTERCALL_WORKFLOWS = _words("AFTERCALL_WORKFLOWS", EXAMPLE_WORKFLOWS if AFTERCALL_EXAMPLE else "")
 
 # Waiting times of the ledger, in seconds. An action's own declaration (ActionSpec) says the rest.
@@ -106,6 +116,7 @@ INSTALLED_APPS = [
     "django_htmx",
     "django_q",
     "csp",
+    *AFTERCALL_APPS,
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

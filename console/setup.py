@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import psycopg
-from django.apps import apps
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core.management import call_command
 from django.db import connections
@@ -72,11 +72,17 @@ def grant() -> None:
         cursor.execute(sql.SQL("GRANT SELECT ON django_migrations TO {}").format(role))
 
 
+def _apps_of_others() -> set[str]:
+    """The modules of AFTERCALL_APPS, which may be named by an app or by its configuration class."""
+    return {AppConfig.create(name).name for name in settings.AFTERCALL_APPS}
+
+
 def freely_used_tables() -> list[str]:
     """Return the tables of the apps whose rows the application writes without a guard of ours."""
+    labels = {*FREELY_USED, *(app.label for app in apps.get_app_configs() if app.name in _apps_of_others())}
     models = (
         model
-        for label in FREELY_USED
+        for label in labels
         for model in apps.get_app_config(label).get_models(include_auto_created=True)
         if model._meta.managed and not model._meta.proxy
     )

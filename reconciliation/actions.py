@@ -34,6 +34,7 @@ from .judgement import absence_provable_at
 from .models import Approval, Operation, Run
 from .pressing import Answer, Verdict, answer_of
 from .providers.base import Repeat
+from .reconciler import COMMITS_TOGETHER
 from .retrying import why_not_retryable
 from .states import RUN_TERMINAL, TERMINAL, State
 from .transition import StaleVersion, TransitionRefused
@@ -93,6 +94,12 @@ def _say_look_up(view: View) -> Say:
         return False, "Nothing was ever sent, so there is nothing to look up."
     if view.leased:
         return False, f"An attempt is in flight; its lease ends in {view.until(operation.lease_until)}."
+    if view.local and operation.state == State.PENDING:
+        return True, "The worker's lease is over, which proves that nothing was applied: ends it."
+    if view.local and operation.state != State.AMBIGUOUS:
+        return False, COMMITS_TOGETHER
+    if view.local and not operation.sighted:
+        return True, "Looks whether its result is on record. What did not commit with its result was rolled back."
     if operation.state == State.PENDING:
         return True, "The worker's lease is over: ends it, and asks the provider what became of the call."
     provable = absence_provable_at(operation, view.spec) if view.spec else None
@@ -159,6 +166,8 @@ def _say_retry(view: View) -> Say:
         return True, f"No attempt was applied; sends the same request under the same key. Safe for {left}."
     if operation.state == State.AMBIGUOUS:
         return True, "Doing it twice is the same as doing it once; refused if a newer one on this object was sent."
+    if view.local:
+        return True, "Every attempt was rolled back as a whole; does it again."
     return True, "No attempt was applied; sends the same request again."
 
 

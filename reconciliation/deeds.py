@@ -12,7 +12,7 @@ from .actors import Actor
 from .models import JournalEntry, Operation, Run
 from .providers.base import ActionSpec, Verdict
 from .states import RUN_TERMINAL, Basis, Kind, RunState, State
-from .wording import FINDINGS, duration, sentence, state_label
+from .wording import FINDINGS, duration, is_local, sentence, state_label
 
 
 class NotAllowed(Exception):
@@ -44,6 +44,11 @@ class View:
     def leased(self) -> bool:
         """Whether a live lease holds it."""
         return self.operation.lease_until is not None and self.operation.lease_until > self.now
+
+    @property
+    def local(self) -> bool:
+        """Whether it is done in this database, in one transaction with its result."""
+        return is_local(self.spec)
 
     @property
     def found(self) -> bool:

@@ -102,6 +102,8 @@ REASONS: dict[str, str] = {
     "invalid": "the provider found the request malformed",
     "unauthorized": "the provider refused our credential",
     "key_in_use": "the provider is still at work on an earlier call with this key",
+    "rolled_back": "rolled back as a whole; nothing of it was applied",
+    "transaction_left": "its effect left the transaction of its result, so what it did may stand without one",
     "earlier_attempt_unknown": "this attempt was not applied, an earlier one may have been",
     "budget_spent": "the budget of attempts is spent",
     # what a look-up led to
@@ -253,6 +255,7 @@ ERRORS: dict[str, str] = {
     "own_fault": "fault of our own",
     "rate_limited": "rate limited",
     "key_in_use": "key in use",
+    "rolled_back": "rolled back",
 }
 FINDINGS: dict[str, str] = {
     Verdict.FOUND: "found",
@@ -467,8 +470,10 @@ class Dispatch:
 _PROOF = {Verdict.FOUND, Verdict.REMOVED, Verdict.MISMATCH, Verdict.SEVERAL}
 
 
-def dispatch(operation: Operation, entries: Iterable[JournalEntry] = ()) -> Dispatch:
-    """What is known about whether the request left and whether it was answered."""
+def dispatch(operation: Operation, entries: Iterable[JournalEntry] = (), spec: ActionSpec | None = None) -> Dispatch:
+    """What is known about whether the request left and whether it was answered; or whether it was done here."""
+    if is_local(spec):
+        return _done_here(operation)
     if operation.attempts == 0:
         return Dispatch("never_sent", "Never sent", "No request has left; nothing can have been applied.")
     if operation.state == State.PENDING:
@@ -476,6 +481,32 @@ def dispatch(operation: Operation, entries: Iterable[JournalEntry] = ()) -> Disp
     if operation.state in TERMINAL or not operation.unknown_attempts:
         return _settled(operation)
     return _unknown(list(entries), money_moves=operation.amount_minor is not None)
+
+
+def is_local(spec: ActionSpec | None) -> bool:
+    """Whether it is done in this database, in one transaction with its result."""
+    return spec is not None and spec.repeat is Repeat.LOCAL
+
+
+TOGETHER = "It commits together with its result; it cannot be half done."
+
+
+def _done_here(operation: Operation) -> Dispatch:
+    if operation.attempts == 0:
+        return Dispatch("never_sent", "Not begun", f"Nothing was done. {TOGETHER}")
+    if operation.state == State.PENDING:
+        return Dispatch("under_way", "Being done", TOGETHER)
+    if operation.state == State.SUCCEEDED:
+        by_itself = operation.basis == Basis.RECEIPT
+        return Dispatch("answered", "Done", TOGETHER if by_itself else f"That rests on {BASES[operation.basis]}.")
+    if operation.state == State.FAILED_TERMINAL and operation.basis == Basis.ASSERTED:
+        return Dispatch("asserted", "Said not to be done", "A person's word, not proof.")
+    if not operation.unknown_attempts:
+        return Dispatch("answered", "Not done", f"Every attempt was rolled back as a whole. {TOGETHER}")
+    if operation.sighted:
+        told = "What it did may have been committed without a result. Look at the rows that it writes."
+        return Dispatch("no_answer", "Left its transaction", told)
+    return Dispatch("no_answer", "To be looked up", f"{TOGETHER} The next look says whether it was done.")
 
 
 def _settled(operation: Operation) -> Dispatch:
@@ -504,17 +535,33 @@ def _unknown(entries: list[JournalEntry], *, money_moves: bool) -> Dispatch:
     return Dispatch("no_answer", "Sent, no answer", f"{what} may have {'moved' if money_moves else 'happened'}.")
 
 
-def lede(operation: Operation, entries: Iterable[JournalEntry], *, clock: Clock) -> str:
+def lede(operation: Operation, entries: Iterable[JournalEntry], *, clock: Clock, spec: ActionSpec | None = None) -> str:
     """What happened, in at most four short sentences. `entries` in any order."""
-    known = list(entries)
-    parts = [_sending(operation, known, clock), _looking(operation, known)]
+    known, here = list(entries), is_local(spec)
+    parts = (
+        [_doing(operation, known, clock)] if here else [_sending(operation, known, clock), _looking(operation, known)]
+    )
     if operation.escalated_at:
         told = operation.escalation_reason in ("mismatch", "several_candidates", "removed_since")
         why = "" if told else f": {reason(operation.escalation_reason)}"
         parts.append(f"Automation stopped at {clock(operation.escalated_at)}{why}.")
     if operation.state == State.SUCCEEDED and operation.settled_at:
-        parts.append(f"Settled at {clock(operation.settled_at)}, on {BASES.get(operation.basis, 'record')}.")
+        on = "" if here and operation.basis == Basis.RECEIPT else f", on {BASES.get(operation.basis, 'record')}"
+        parts.append(f"Settled at {clock(operation.settled_at)}{on}.")
     return " ".join(part for part in parts if part)
+
+
+def _doing(operation: Operation, entries: list[JournalEntry], clock: Clock) -> str:
+    """The attempts of what is done in this database."""
+    if operation.last_sent_at is None or operation.attempts == 0:
+        return "Recorded; nothing was done."
+    times = "Begun" if operation.attempts == 1 else f"Begun {operation.attempts} times, last"
+    text = f"{times} at {clock(operation.last_sent_at)}, in this database"
+    lost = next((entry for entry in entries if entry.kind == "lease_expired"), None)
+    if lost and lost.attempt == operation.attempts:
+        owner = str(facts(lost).get("owner") or operation.lease_owner or "unknown")
+        text += f"; worker {owner} lost by {clock(lost.at)}"
+    return text + "."
 
 
 def _sending(operation: Operation, entries: list[JournalEntry], clock: Clock) -> str:
@@ -573,7 +620,8 @@ def observed(entry: JournalEntry) -> tuple[str, str]:
     tail = _told(str(data.get("sentence") or data.get("note") or ""))
     match entry.kind:
         case "attempt_started":
-            return "→", f"Attempt{number} starts{_by(entry)}.{tail}"
+            here = " in this database" if data.get("local") else ""
+            return "→", f"Attempt{number} starts{here}{_by(entry)}.{tail}"
         case "receipt":
             effect = data.get("provider_operation_id")
             return "←", f"Attempt{number} answered{f': {effect}' if effect else ''}.{tail}"
@@ -585,6 +633,8 @@ def observed(entry: JournalEntry) -> tuple[str, str]:
         case "not_applied":
             return "✕", f"Attempt{number} was not applied: {reason(str(data.get('error_class', '')))}.{tail}"
         case "lease_expired":
+            if data.get("local"):
+                return "✕", f"The lease ran out under attempt{number}; nothing of it was committed.{tail}"
             return "◆", f"The lease ran out under attempt{number}; it may have been sent.{tail}"
         case "finding":
             source = SOURCES.get(str(data.get("source", "")), "")
@@ -622,6 +672,8 @@ def same_key(operation: Operation, spec: ActionSpec | None, *, now: datetime) ->
     """The deadline of a retry with the same key, as one phrase."""
     if operation.state in TERMINAL:
         return "settled"
+    if is_local(spec):
+        return "not offered: see the rows" if operation.sighted else "safe: done whole or not"
     if operation.same_key_until is None:
         if spec is not None and spec.repeat in (Repeat.NATURAL, Repeat.READ):
             return "safe: twice is once"
@@ -668,7 +720,8 @@ def deadlines(operation: Operation, spec: ActionSpec | None) -> list[Deadline]:
     if operation.not_before:
         found.append(Deadline("Next attempt", operation.not_before, "not claimed earlier"))
     if operation.lease_until:
-        found.append(Deadline("Lease ends", operation.lease_until, "after that the outcome counts as unknown"))
+        then = "proves that nothing was applied" if is_local(spec) else "after that the outcome counts as unknown"
+        found.append(Deadline("Lease ends", operation.lease_until, then))
     if operation.due_at and operation.state == State.AMBIGUOUS:
         found.append(Deadline("Next look-up", operation.due_at, "by automation"))
     return sorted(found, key=lambda each: each.at)
@@ -692,7 +745,7 @@ def known(
         told = (str(data.get("provider_operation_id") or ""), str(data.get("note") or ""))
         title = _other_amount(operation, spec, data) or FINDINGS[verdict].capitalize()
         return title, " · ".join(part for part in told if part), True
-    title = dispatch(operation, newest.values()).title
+    title = dispatch(operation, newest.values(), spec).title
     return title, _detail(operation, verdict, now), False
 
 

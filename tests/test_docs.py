@@ -10,7 +10,9 @@ from types import ModuleType
 import pytest
 from django.conf import settings as django_settings
 
-from reconciliation import registry, runs, workers
+from reconciliation import executor, registry, runs, workers
+from reconciliation.executor import Intent
+from reconciliation.keys import Identity
 from reconciliation.models import Operation
 from reconciliation.providers import base
 from reconciliation.providers.base import ActionSpec, Repeat
@@ -54,6 +56,26 @@ def test_the_single_call_on_the_page_is_made_once_and_looked_up(from_the_page, w
     assert world.pay.count(order="1002") == 1
 
 
+def test_the_local_effect_on_the_page_is_done_once(from_the_page, superuser_connection, settings) -> None:
+    superuser_connection.execute(
+        "CREATE TABLE desk_outcome (id bigserial PRIMARY KEY, order_id text, outcome text, reference text);"
+        "GRANT ALL ON desk_outcome, desk_outcome_id_seq TO PUBLIC"
+    )
+    settings.AFTERCALL_PROVIDERS = ["from_the_page.Desk"]
+    registry.forget()
+    try:
+        identity = Identity(
+            tenant="acme", workflow_type="claim", workflow_id="c1", step="record", business_object="1002"
+        )
+        wish = {"order": "1002", "outcome": "refunded"}
+        intent = Intent(identity=identity, provider="desk", action="outcome.record", request=wish)
+        told = [executor.perform(intent, actor=from_the_page.AGENT).disposition for _ in range(2)]
+        assert told == ["executed", "replay"]
+        assert superuser_connection.execute("SELECT count(*) FROM desk_outcome").fetchone() == (1,)
+    finally:
+        superuser_connection.execute("DROP TABLE desk_outcome")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
@@ -71,7 +93,7 @@ def test_every_promise_of_an_action_is_explained() -> None:
 def test_every_variable_is_documented() -> None:
     told = "".join(page.read_text() for page in PAGES)
     source = (ROOT / "console/settings.py").read_text()
-    names = set(re.findall(r'(?:environ\.get|_flag|_words|_seconds)\("(AFTERCALL_[A-Z_]+)"', source))
+    names = set(re.findall(r'(?:environ\.get|_flag|_words|_apps|_seconds)\("(AFTERCALL_[A-Z_]+)"', source))
     assert len(names) > 10
     assert [name for name in sorted(names - {"AFTERCALL_EXAMPLE"}) if f"`{name}`" not in told] == []
     assert django_settings.AFTERCALL_LEASE_MARGIN == 10, "the defaults in docs/operate.md"

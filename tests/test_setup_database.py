@@ -52,6 +52,23 @@ def test_it_makes_the_application_role_and_leaves_it_no_more_than_it_needs(serve
 
 
 @pytest.mark.processes
+def test_an_app_of_somebody_s_own_is_migrated_and_its_tables_are_granted(server, tmp_path):
+    own = {"AFTERCALL_APPS": "tests.desk_app"}
+    env = environ(AFTERCALL_VAR=str(tmp_path), **own, **urls(server, app="app", owner="owner"))
+    subprocess.run([sys.executable, "manage.py", "setup_database"], cwd=ROOT, env=env, check=True)
+    with psycopg.connect(embedded.url(server, user="app", database="ledger"), autocommit=True) as app:
+        app.execute("INSERT INTO desk_app_outcome (order_id, outcome) VALUES ('1002', 'refunded')")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            app.execute("DROP TABLE desk_app_outcome")
+
+
+@pytest.mark.processes
+def test_an_app_that_is_not_there_is_said(server, tmp_path):
+    said = refused("--port", str(free_port()), AFTERCALL_VAR=str(tmp_path), AFTERCALL_APPS="desk_ap")
+    assert "AFTERCALL_APPS names desk_ap, which Python does not find." in said
+
+
+@pytest.mark.processes
 def test_an_owner_that_owns_nothing_is_said(server, tmp_path):
     said = refused(
         "--port", str(free_port()), AFTERCALL_VAR=str(tmp_path), **urls(server, app="weak_app", owner="weak")
