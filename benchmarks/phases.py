@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-FUNCTIONS = ("ledger_open", "ledger_move_operation", "ledger_patch", "ledger_journal", "audit_append")
+FUNCTIONS = ("ledger_open", "ledger_move_operation", "ledger_journal", "audit_append")
 SERVER = "SELECT funcname, calls, total_time, self_time FROM pg_stat_user_functions WHERE funcname = ANY (%s)"
 
 

@@ -96,7 +96,7 @@ def _settings(*, options: Mapping[str, str] | None = None, **values: str) -> dic
         **values,
         "CONN_MAX_AGE": 60,
         "CONN_HEALTH_CHECKS": True,
-        "OPTIONS": {"connect_timeout": 5, **(options or {})},
+        "OPTIONS": {"connect_timeout": 5, "prepare_threshold": 5, **(options or {})},
     }
 
 

@@ -71,6 +71,10 @@ def _check_version(value: Any) -> None:
 
 
 def _check_part(name: str, value: Any) -> None:
+    if type(value) is str and 0 < len(value) <= LONGEST and value.isascii() and value.isprintable():
+        if value.isspace():
+            raise InvalidField(name, "is blank; it must name something")
+        return  # nearly all of them; what follows can refuse no such text
     if name == "business_object" and isinstance(value, bool | int):
         if abs(value) > EXACT:
             raise InvalidField(name, f"must lie within ±{EXACT}; send larger numbers as text")
@@ -85,8 +89,6 @@ def _check_part(name: str, value: Any) -> None:
         raise InvalidField(name, "is blank; it must name something")
     if len(value) > LONGEST:
         raise InvalidField(name, f"is longer than {LONGEST} characters")
-    if value.isascii() and value.isprintable():
-        return  # nearly all of them; what follows can refuse no such text
     if not unicodedata.is_normalized("NFC", value):
         raise InvalidField(name, "is not in Unicode NFC; normalise it before it is sent, so that one name has one key")
     if any(unicodedata.category(c) in ("Cc", "Cs") for c in value):

@@ -15,7 +15,7 @@ from django.db.models import Q
 from .occurrences import JobKind, Missed, Overlap, SlotState
 from .providers.base import Json
 from .sealing import join
-from .states import APPROVAL_OPEN, RUN_TERMINAL, ApprovalState, Basis, Kind, RunState, State, Subject
+from .states import APPROVAL_OPEN, RUN_TERMINAL, ApprovalState, Kind, RunState, State, Subject
 
 
 def _choices_check(field: str, values: Any, name: str) -> models.CheckConstraint:
@@ -198,46 +198,7 @@ class Operation(models.Model):
                 condition=~Q(effect_id=""),
                 name="operation_one_effect_one_operation",
             ),
-            _choices_check("state", State, "operation_state_known"),
-            _choices_check("basis", ["", *Basis], "operation_basis_known"),
-            # Pending means claimed under a lease, and nothing else does.
-            models.CheckConstraint(
-                condition=(Q(state=State.PENDING) & Q(lease_until__isnull=False) & Q(claim_nonce__isnull=False))
-                | (~Q(state=State.PENDING) & Q(lease_until__isnull=True) & Q(claim_nonce__isnull=True)),
-                name="operation_pending_is_leased",
-            ),
-            # A claim that nobody would ever look at again cannot be written.
-            models.CheckConstraint(
-                condition=~Q(state=State.PENDING) | Q(due_at__isnull=False), name="operation_pending_is_due"
-            ),
-            # Unknown is watched by the sweep, or a person was called.
-            models.CheckConstraint(
-                condition=~Q(state=State.AMBIGUOUS) | Q(due_at__isnull=False) | Q(escalated_at__isnull=False),
-                name="operation_ambiguous_is_watched",
-            ),
-            # Retryable means that no attempt was applied: an unknown one forbids it.
-            models.CheckConstraint(
-                condition=~Q(state__in=[State.READY, State.FAILED_RETRYABLE]) | Q(unknown_attempts=[]),
-                name="operation_retryable_knows_all_attempts",
-            ),
-            # "Nothing may be sent until a person agrees" is no place for something that may have been sent.
-            models.CheckConstraint(
-                condition=~Q(state=State.AWAITING_APPROVAL) | Q(unknown_attempts=[]),
-                name="operation_awaiting_knows_all_attempts",
-            ),
-            # The last attempt never speaks for an unknown earlier one.
-            models.CheckConstraint(
-                condition=~Q(state=State.FAILED_TERMINAL) | Q(unknown_attempts=[]) | Q(basis=Basis.ASSERTED),
-                name="operation_failed_knows_all_attempts",
-            ),
-            models.CheckConstraint(
-                condition=~Q(state=State.SUCCEEDED) | ~Q(basis=""), name="operation_succeeded_has_basis"
-            ),
-            models.CheckConstraint(
-                condition=Q(escalated_at__isnull=True, escalation_reason="")
-                | (Q(escalated_at__isnull=False) & ~Q(escalation_reason="")),
-                name="operation_escalation_has_reason",
-            ),
+            # What the columns of one row must hold together: operation_holds(), see migration 0007.
         ]
         indexes = [
             models.Index(fields=["due_at"], condition=Q(due_at__isnull=False), name="operation_due"),

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable
 from functools import lru_cache
 
+import orjson
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.conf import settings
 
@@ -64,7 +65,7 @@ def join(shown: str, sealed: str) -> Json:
 
 def in_order(value: Json) -> Json:
     """The members in the order of RFC 8785, which is the order of every send and re-send: same key, same bytes."""
-    ordered: Json = json.loads(canonical(value))
+    ordered: Json = orjson.loads(canonical(value))
     return ordered
 
 

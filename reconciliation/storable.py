@@ -65,4 +65,6 @@ def _kept(value: Any, depth: int = 0) -> Any:
 
 
 def _text(value: Any) -> str:
+    if type(value) is str and value.isascii() and "\0" not in value:
+        return value
     return str(value).replace("\0", "\ufffd").encode("utf-8", "replace").decode()

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, ClassVar
 
+import orjson
+import psycopg
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections
 
@@ -26,7 +28,15 @@ from .states import Kind, Subject
 ALIAS = DEFAULT_DB_ALIAS
 # Made once: json.dumps with options makes a new encoder at every call.
 _write = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-_write_row = json.JSONEncoder(ensure_ascii=False, default=str).encode
+
+
+# What a new operation holds unless its row says otherwise; a column forgotten here is refused by its NOT NULL.
+_BLANK = {
+    "execution": "aftercall", "retry_policy": "", "spent_is_final": True, "consent": "", "request_shown": "{}",
+    "request_sealed": "", "currency": "", "generation": 0, "lease_owner": "", "attempts": 0, "reason_code": "",
+    "escalation_reason": "", "requested_by": "", "on_behalf_of": "",
+}  # fmt: skip
+_BIRTH_TIMES = {"lease_until", "due_at", "first_sent_at", "last_sent_at", "same_key_until", "escalated_at"}
 
 
 class TransitionRefused(Exception):
@@ -240,12 +250,17 @@ def open_operation(
     Raises RunNotHeld, OlderVersionOpen, OlderVersionWaiting, NewerVersionExists, NotInTable, Pruned, TooOld, and
     Limited where it is to be `pending` and something holds it back.
     """
-    guarded = {**row, "mass_limit": settings.AFTERCALL_MASS_LIMIT}
+    if unknown := set(after) - _BIRTH_TIMES:
+        raise ValueError(f"a birth sets no {', '.join(sorted(unknown))}")
     body, openings = log.body(fact)
     verdict, pk, at, detail = _call(
-        "SELECT * FROM ledger_open(%s::jsonb, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s, %s::jsonb)",
-        [_json(guarded), _json(after), _journal(observed), body, _json(openings or None), run_generation, _json(ask)],
-    )
+        "SELECT * FROM ledger_open"
+        "(%s::json, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s, %s::jsonb, %s::numeric, %s, %s, %s)",
+        [
+            _json({**_BLANK, **row}), _json(after), _journal(observed), body, _json(openings or None), run_generation,
+            _json(ask), row.get("horizon"), settings.AFTERCALL_MASS_LIMIT, row.get("held_by"), row.get("held_code"),
+        ],
+    )  # fmt: skip
     if verdict == "exists":
         return None
     _raise_unless_moved(verdict, kind=Kind.OPERATION, pk=pk, source=detail, target=str(row["state"]))
@@ -413,14 +428,15 @@ def refuse(*, subject: Subject | str, tenant: str, fact: Fact) -> None:
 
 def heartbeat(subject: Subject, *, generation: int, seconds: float, longest: float) -> datetime | None:
     """Prolong a live lease by `seconds`, never beyond `longest` seconds after the send. None: it is over, stop."""
-    (until,) = _call("SELECT ledger_heartbeat(%s, %s, %s, %s)", [subject.pk, generation, seconds, longest])
+    values = [subject.pk, generation, seconds, longest]
+    (until,) = _call("SELECT ledger_heartbeat(%s, %s, %s::numeric, %s::numeric)", values)
     lease: datetime | None = until
     return lease
 
 
 def heartbeat_run(subject: Subject, *, generation: int, seconds: float) -> datetime | None:
     """Prolong the live lease of a run. None: it is over, stop."""
-    (until,) = _call("SELECT ledger_heartbeat_run(%s, %s, %s)", [subject.pk, generation, seconds])
+    (until,) = _call("SELECT ledger_heartbeat_run(%s, %s, %s::numeric)", [subject.pk, generation, seconds])
     lease: datetime | None = until
     return lease
 
@@ -464,20 +480,20 @@ def lift_limit(pk: int, *, version: int, by: str, fact: Fact) -> bool:
 def prune(subject: Subject, *, keep: float, fact: Fact) -> str:
     """Take a settled subject's row and journal away and leave a tombstone: "pruned", or why it must stay."""
     body, _none = log.body(fact)
-    (verdict,) = _call(f"SELECT ledger_prune_{subject.kind}(%s, %s, %s)", [subject.pk, keep, body])
+    (verdict,) = _call(f"SELECT ledger_prune_{subject.kind}(%s, %s::numeric, %s)", [subject.pk, keep, body])
     return str(verdict)
 
 
 def shred(subject: Subject, *, after: float, fact: Fact) -> str:
     """Empty what is sealed of an operation settled `after` seconds ago: "shredded", or why it must stay."""
     body, _none = log.body(fact)
-    (verdict,) = _call("SELECT ledger_shred(%s, %s, %s)", [subject.pk, after, body])
+    (verdict,) = _call("SELECT ledger_shred(%s, %s::numeric, %s)", [subject.pk, after, body])
     return str(verdict)
 
 
 def forget(*, tombstones_older: float, limit: int) -> int:
     """Drop tombstones and window counts that nothing can ask for any more. Returns how many."""
-    (stones,) = _call("SELECT ledger_forget_tombstones(%s, %s)", [tombstones_older, limit])
+    (stones,) = _call("SELECT ledger_forget_tombstones(%s::numeric, %s)", [tombstones_older, limit])
     (uses,) = _call("SELECT ledger_forget_uses(%s)", [limit])
     return int(stones) + int(uses)
 
@@ -512,17 +528,24 @@ def audit_heads() -> Iterator[Head]:
 
 
 def _call(statement: str, values: Sequence[Any]) -> Any:
-    with connections[ALIAS].cursor() as cursor:
-        cursor.execute(statement, values)
-        return cursor.fetchone()
+    """The one row of a statement, through a cursor of the driver's own.
+
+    Django's binds on the client and so cannot be prepared; this one is, after its fifth use, unless the connection's
+    options say otherwise. Errors are Django's, and a broken transaction is refused, as through Django's cursor.
+    """
+    connection = connections[ALIAS]
+    connection.ensure_connection()
+    connection.validate_no_broken_transaction()
+    with connection.wrap_database_errors:
+        return psycopg.Cursor(connection.connection).execute(statement, values).fetchone()
 
 
 def _json(value: Any) -> str | None:
-    return None if value is None else _write_row(value)
+    return None if value is None else orjson.dumps(value, default=str).decode()
 
 
 def _journal(observed: Sequence[Observed]) -> str:
-    return _write([entry.row() for entry in observed])
+    return orjson.dumps([entry.row() for entry in observed]).decode()
 
 
 def _raise_unless_moved(verdict: str, *, kind: Kind, pk: int | None, source: str, target: str | None) -> None:

@@ -5,34 +5,27 @@
 -- Patches name columns. p_patch holds values, p_after seconds from now, p_once seconds from now for columns still null.
 CREATE OR REPLACE FUNCTION ledger_patch(p_row jsonb, p_patch jsonb, p_after jsonb, p_once jsonb, p_now timestamptz)
 RETURNS jsonb LANGUAGE plpgsql STABLE SET search_path = public, pg_temp AS $$
-DECLARE
-    v_patch jsonb := coalesce(p_patch, '{}');
-    v_name text;
-    v_seconds numeric;
 BEGIN
-    IF p_after IS NOT NULL THEN
-        FOR v_name, v_seconds IN SELECT * FROM jsonb_each_text(p_after) LOOP
-            v_patch := v_patch || jsonb_build_object(v_name, p_now + v_seconds * interval '1 second');
-        END LOOP;
-    END IF;
-    IF p_once IS NOT NULL THEN
-        FOR v_name, v_seconds IN SELECT * FROM jsonb_each_text(p_once) LOOP
-            IF p_row IS NULL OR p_row->>v_name IS NULL THEN
-                v_patch := v_patch || jsonb_build_object(v_name, p_now + v_seconds * interval '1 second');
-            END IF;
-        END LOOP;
-    END IF;
-    RETURN v_patch;
+    RETURN coalesce(p_patch, '{}') || coalesce((
+        SELECT jsonb_object_agg(a.key, p_now + a.value::numeric * interval '1 second')
+          FROM jsonb_each_text(coalesce(p_after, '{}')) AS a), '{}') || coalesce((
+        SELECT jsonb_object_agg(a.key, p_now + a.value::numeric * interval '1 second')
+          FROM jsonb_each_text(coalesce(p_once, '{}')) AS a WHERE p_row->>a.key IS NULL), '{}');
 END $$;
 
 CREATE OR REPLACE FUNCTION ledger_journal(p_operation bigint, p_run bigint, p_now timestamptz, p_entries jsonb)
-RETURNS void LANGUAGE sql SET search_path = public, pg_temp AS $$
-    INSERT INTO reconciliation_journalentry
-        (operation_id, run_id, at, kind, attempt, generation, observer, data, sealed)
-    SELECT p_operation, p_run, p_now, e->>'kind', (e->>'attempt')::int, (e->>'generation')::int,
-           coalesce(e->>'observer', ''), coalesce(e->>'data', '{}'), coalesce(e->>'sealed', '')
-    FROM jsonb_array_elements(p_entries) AS e;
-$$;
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_entry jsonb;
+BEGIN
+    FOR v_place IN 0 .. jsonb_array_length(p_entries) - 1 LOOP
+        v_entry := p_entries->v_place;
+        INSERT INTO reconciliation_journalentry
+            (operation_id, run_id, at, kind, attempt, generation, observer, data, sealed)
+        VALUES (p_operation, p_run, p_now, v_entry->>'kind', (v_entry->>'attempt')::int, (v_entry->>'generation')::int,
+                coalesce(v_entry->>'observer', ''), coalesce(v_entry->>'data', '{}'), coalesce(v_entry->>'sealed', ''));
+    END LOOP;
+END $$;
 
 -- Whether a worker that had lost its claim said that the call was applied.
 CREATE OR REPLACE FUNCTION ledger_applied_reported(p_operation bigint)
@@ -49,6 +42,16 @@ RETURNS boolean LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
         AND NOT EXISTS (SELECT 1 FROM reconciliation_journalentry f WHERE f.operation_id = p_operation
             AND f.kind = 'finding' AND f.id > j.id AND f.data::jsonb->>'from_report' = 'true'));
 $$;
+-- 'newer_sent' where a newer operation with the same action on the same business object was sent.
+CREATE OR REPLACE FUNCTION ledger_newer_sent(p_op reconciliation_operation)
+RETURNS text LANGUAGE plpgsql STABLE SET search_path = public, pg_temp AS $$
+BEGIN
+    PERFORM 1 FROM reconciliation_operation n
+      WHERE n.tenant = p_op.tenant AND n.business_object = p_op.business_object AND n.id > p_op.id
+        AND n.provider = p_op.provider AND n.account = p_op.account AND n.action = p_op.action
+        AND n.first_sent_at IS NOT NULL;
+    RETURN CASE WHEN FOUND THEN 'newer_sent' END;
+END $$;
 
 -- Whether a run lets one of its steps be sent: forward steps while it goes forward, undo steps while it walks back,
 -- both under its lease; and, after its end, an undo that a person asks for by itself (no lease: p_generation NULL).
@@ -296,105 +299,152 @@ BEGIN
     RETURN QUERY SELECT 'moved'::text, p_id, v_now, v_old.state::text, v_old.version + 1;
 END $$;
 
--- The birth of an operation. Returns no verdict row of an existing one: ON CONFLICT waits for the other transaction,
--- and the caller reads in a statement of its own, whose snapshot sees it.
-CREATE OR REPLACE FUNCTION ledger_open(
-    p_row jsonb, p_after jsonb, p_journal jsonb, p_body text, p_openings jsonb, p_run_generation int,
-    p_ask jsonb DEFAULT NULL
-) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+-- What an earlier row or tombstone of the same intent, or of another version of it, says to a new one; verdict NULL
+-- where it stands in nobody's way. The caller holds the lineage's lock.
+CREATE OR REPLACE FUNCTION ledger_earlier(
+    p_lineage bytea, p_version int, OUT verdict text, OUT id bigint, OUT detail text
+) LANGUAGE plpgsql STABLE SET search_path = public, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    v_new reconciliation_operation;
-    v_run reconciliation_run;
-    v_other reconciliation_operation;
-    v_now timestamptz;
-    v_held record;
-    v_lineage bytea := (p_row->>'lineage')::bytea;
-    v_version int := (p_row->>'intent_version')::int;
-    v_run_id bigint := (p_row->>'run_id')::bigint;
-    -- What a new row holds unless told otherwise; a column forgotten here is refused by its NOT NULL.
-    v_blank CONSTANT jsonb := '{"execution": "aftercall", "request_shown": "{}", "request_sealed": "", "currency": "",
-        "version": 1, "generation": 0, "lease_owner": "", "attempts": 0, "unknown_attempts": [], "absent_reads": 0,
-        "retry_policy": "", "spent_is_final": true, "consent": "",
-        "look_ups": 0, "absences": 0, "sighted": false, "identical_replays": 0, "error_class": "", "reason_code": "", "escalation_reason": "",
-        "basis": "", "provider_operation_id": "", "effect_id": "", "result_shown": "", "result_sealed": "",
-        "cost_minor": 0, "requested_by": "", "on_behalf_of": ""}';
+    v_stone record;
+    v_other record;
 BEGIN
-    IF v_run_id IS NOT NULL THEN
-        SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_run_id FOR SHARE;
-        IF p_row->>'state' = 'pending'
-           AND NOT ledger_run_lets(v_run, p_row->>'undo_of_id' IS NOT NULL, p_run_generation) THEN
-            RETURN QUERY SELECT 'run_not_held'::text, v_run_id, aftercall_now(), coalesce(v_run.state, 'none')::text;
+    FOR v_stone IN SELECT t.subject_id, t.intent_version FROM reconciliation_tombstone t
+                    WHERE t.lineage = p_lineage AND t.intent_version >= p_version ORDER BY t.intent_version LIMIT 1
+    LOOP
+        -- It is known although its row is gone: answered from what is left of it.
+        verdict := CASE WHEN v_stone.intent_version = p_version THEN 'pruned' ELSE 'newer_version_exists' END;
+        id := v_stone.subject_id;
+        RETURN;
+    END LOOP;
+    FOR v_other IN SELECT o.id, o.intent_version, o.state, o.version, o.unknown_attempts
+                     FROM reconciliation_operation o WHERE o.lineage = p_lineage ORDER BY o.intent_version
+    LOOP
+        verdict := CASE
+            WHEN v_other.intent_version = p_version THEN 'exists'
+            WHEN v_other.intent_version > p_version THEN 'newer_version_exists'
+            WHEN v_other.state IN ('pending', 'ambiguous')
+              OR v_other.unknown_attempts <> '{}' AND v_other.state <> 'succeeded' THEN 'older_version_open'
+            WHEN v_other.state IN ('ready', 'awaiting_approval', 'failed_retryable') THEN 'older_version_waiting'
+        END;
+        IF verdict IS NOT NULL THEN
+            id := v_other.id;
+            detail := CASE verdict WHEN 'exists' THEN '' WHEN 'older_version_waiting' THEN v_other.version::text
+                           ELSE v_other.state END;
+            RETURN;
+        END IF;
+    END LOOP;
+END $$;
+
+-- The birth of an operation. Returns no verdict row of an existing one: ON CONFLICT waits for the other transaction,
+-- and the caller reads in a statement of its own, whose snapshot sees it.
+-- p_row names every column that has a value; p_after holds seconds from now for the times that a birth may set.
+-- This and the move below are the hot path: a step that can be an assignment is no statement, a check that almost always
+-- passes is asked for together with others, and plans are made once (docs/benchmarks.md has the figures).
+CREATE OR REPLACE FUNCTION ledger_open(
+    p_row json, p_after jsonb, p_journal jsonb, p_body text, p_openings jsonb, p_run_generation int,
+    p_ask jsonb DEFAULT NULL, p_horizon numeric DEFAULT NULL, p_mass_limit int DEFAULT NULL,
+    p_held_by bigint DEFAULT NULL, p_held_code text DEFAULT NULL,
+    OUT verdict text, OUT id bigint, OUT at timestamptz, OUT detail text
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_new reconciliation_operation := json_populate_record(NULL::reconciliation_operation, p_row);
+    v_run reconciliation_run;
+    v_now timestamptz;
+    v_known boolean;
+    v_allowed boolean;
+    v_limits boolean;
+    v_held record;
+    v_done text;
+BEGIN
+    detail := '';
+    IF v_new.run_id IS NOT NULL THEN
+        SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_new.run_id FOR SHARE;
+        IF v_new.state = 'pending' AND NOT ledger_run_lets(v_run, v_new.undo_of_id IS NOT NULL, p_run_generation) THEN
+            verdict := 'run_not_held';
+            id := v_new.run_id;
+            at := aftercall_now();
+            detail := coalesce(v_run.state, 'none');
             RETURN;
         END IF;
     END IF;
     -- Two versions of one intent serialise here, so that neither can slip past the other (rule 9).
-    PERFORM pg_advisory_xact_lock(('x' || encode(substring(v_lineage FROM 1 FOR 8), 'hex'))::bit(64)::bigint);
-    FOR v_held IN SELECT t.subject_id, t.intent_version FROM reconciliation_tombstone t
-                   WHERE t.lineage = v_lineage AND t.intent_version >= v_version ORDER BY t.intent_version LIMIT 1
-    LOOP
-        -- It is known although its row is gone: answered from what is left of it.
-        RETURN QUERY SELECT CASE WHEN v_held.intent_version = v_version THEN 'pruned' ELSE 'newer_version_exists' END,
-                            v_held.subject_id, aftercall_now(), ''::text;
-        RETURN;
-    END LOOP;
-    FOR v_other IN
-        SELECT * FROM reconciliation_operation o WHERE o.lineage = v_lineage ORDER BY o.intent_version
-    LOOP
-        IF v_other.intent_version = v_version THEN
-            RETURN QUERY SELECT 'exists'::text, v_other.id, aftercall_now(), ''::text;
-            RETURN;
-        ELSIF v_other.intent_version > v_version THEN
-            RETURN QUERY SELECT 'newer_version_exists'::text, v_other.id, aftercall_now(), v_other.state::text;
-            RETURN;
-        ELSIF v_other.state IN ('pending', 'ambiguous') OR v_other.unknown_attempts <> '{}'
-              AND v_other.state <> 'succeeded' THEN
-            RETURN QUERY SELECT 'older_version_open'::text, v_other.id, aftercall_now(), v_other.state::text;
-            RETURN;
-        ELSIF v_other.state IN ('ready', 'awaiting_approval', 'failed_retryable') THEN
-            RETURN QUERY SELECT 'older_version_waiting'::text, v_other.id, aftercall_now(), v_other.version::text;
+    v_done := pg_advisory_xact_lock(('x' || encode(substring(v_new.lineage FROM 1 FOR 8), 'hex'))::bit(64)::bigint);
+    SELECT EXISTS (SELECT 1 FROM reconciliation_operation o WHERE o.lineage = v_new.lineage)
+           OR EXISTS (SELECT 1 FROM reconciliation_tombstone t WHERE t.lineage = v_new.lineage),
+           EXISTS (SELECT 1 FROM reconciliation_move m
+                    WHERE m.kind = 'operation' AND m.source = '' AND m.target = v_new.state),
+           EXISTS (SELECT 1 FROM reconciliation_limit l WHERE l.lifted_at IS NULL)
+      INTO v_known, v_allowed, v_limits;
+    v_now := aftercall_now();
+    at := v_now;
+    IF v_known THEN
+        SELECT e.verdict, e.id, coalesce(e.detail, '') INTO verdict, id, detail
+          FROM ledger_earlier(v_new.lineage, v_new.intent_version) AS e;
+        IF verdict IS NOT NULL THEN
             RETURN;
         END IF;
-    END LOOP;
-    IF NOT EXISTS (SELECT 1 FROM reconciliation_move m
-                   WHERE m.kind = 'operation' AND m.source = '' AND m.target = p_row->>'state') THEN
-        RETURN QUERY SELECT 'not_in_table'::text, NULL::bigint, aftercall_now(), ''::text;
+    END IF;
+    IF NOT v_allowed THEN
+        verdict := 'not_in_table';
         RETURN;
     END IF;
-    v_now := aftercall_now();
-    IF (p_row->>'intended_at')::timestamptz < v_now - (p_row->>'horizon')::numeric * interval '1 second' THEN
+    IF v_new.intended_at < v_now - p_horizon * interval '1 second' THEN
         -- Nothing here knows it any more, and nothing could: whether it was done before cannot be told.
-        RETURN QUERY SELECT 'too_old'::text, NULL::bigint, v_now, ''::text;
+        verdict := 'too_old';
         RETURN;
     END IF;
-    v_new := jsonb_populate_record(
-        NULL::reconciliation_operation,
-        v_blank || p_row || ledger_patch(NULL, jsonb_build_object('created_at', v_now, 'updated_at', v_now), p_after, NULL, v_now)
-    );
-    v_new.id := nextval(pg_get_serial_sequence('reconciliation_operation', 'id'));
-    IF random() * (p_row->>'mass_limit')::int < 16 THEN
-        PERFORM ledger_mass_guard(v_new, (p_row->>'mass_limit')::int);
+    v_new.id := nextval('reconciliation_operation_id_seq');
+    v_new.created_at := v_now;
+    v_new.updated_at := v_now;
+    v_new.lease_until := v_now + (p_after->>'lease_until')::numeric * interval '1 second';
+    v_new.due_at := v_now + (p_after->>'due_at')::numeric * interval '1 second';
+    v_new.first_sent_at := v_now + (p_after->>'first_sent_at')::numeric * interval '1 second';
+    v_new.last_sent_at := v_now + (p_after->>'last_sent_at')::numeric * interval '1 second';
+    v_new.same_key_until := v_now + (p_after->>'same_key_until')::numeric * interval '1 second';
+    v_new.escalated_at := v_now + (p_after->>'escalated_at')::numeric * interval '1 second';
+    IF random() * p_mass_limit < 16 THEN
+        PERFORM ledger_mass_guard(v_new, p_mass_limit);
+        v_limits := true;  -- it may have set one just now
     END IF;
-    IF v_new.state = 'pending' AND (v_new.ceiling_minor IS NOT NULL
-       OR EXISTS (SELECT 1 FROM reconciliation_limit l WHERE l.lifted_at IS NULL)) THEN
+    IF v_new.state = 'pending' AND (v_new.ceiling_minor IS NOT NULL OR v_limits) THEN
         SELECT * INTO v_held FROM ledger_limited(v_new, 1);
         IF v_held.code IS NOT NULL THEN
-            RETURN QUERY SELECT 'limited'::text, v_held.limit_id, v_now, concat_ws(' ', v_held.code, v_held.wait);
+            verdict := 'limited';
+            id := v_held.limit_id;
+            detail := concat_ws(' ', v_held.code, v_held.wait);
             RETURN;
         END IF;
     END IF;
-    INSERT INTO reconciliation_operation SELECT v_new.*;
-    IF p_row->>'held_code' IS NOT NULL THEN
-        PERFORM ledger_note_held(v_new.id, (p_row->>'held_by')::bigint, p_row->>'held_code', v_now);
+    INSERT INTO reconciliation_operation (
+        id, tenant, workflow_type, workflow_id, step, business_object, intent_version, lineage, key, run_id, execution,
+        undo_of_id, retry_policy, ceiling_minor, spent_is_final, consent, provider, account, action, fingerprint,
+        request_shown, request_sealed, amount_minor, currency, state, version, generation, claim_nonce, lease_owner,
+        lease_until, due_at, attempts, unknown_attempts, absent_reads, absences, sighted, look_ups, identical_replays,
+        first_sent_at, last_sent_at, same_key_until, error_class, reason_code, escalated_at, escalation_reason, basis,
+        provider_operation_id, effect_id, result_shown, result_sealed, cost_minor, requested_by, on_behalf_of,
+        intended_at, created_at, updated_at)
+    VALUES (
+        v_new.id, v_new.tenant, v_new.workflow_type, v_new.workflow_id, v_new.step, v_new.business_object,
+        v_new.intent_version, v_new.lineage, v_new.key, v_new.run_id, v_new.execution, v_new.undo_of_id,
+        v_new.retry_policy, v_new.ceiling_minor, v_new.spent_is_final, v_new.consent, v_new.provider, v_new.account,
+        v_new.action, v_new.fingerprint, v_new.request_shown, v_new.request_sealed, v_new.amount_minor, v_new.currency,
+        v_new.state, 1, v_new.generation, v_new.claim_nonce, v_new.lease_owner, v_new.lease_until, v_new.due_at,
+        v_new.attempts, '{}', 0, 0, false, 0, 0, v_new.first_sent_at, v_new.last_sent_at, v_new.same_key_until, '',
+        v_new.reason_code, v_new.escalated_at, v_new.escalation_reason, '', '', '', '', '', 0, v_new.requested_by,
+        v_new.on_behalf_of, v_new.intended_at, v_now, v_now);
+    IF p_held_code IS NOT NULL THEN
+        PERFORM ledger_note_held(v_new.id, p_held_by, p_held_code, v_now);
     END IF;
-    PERFORM ledger_journal(v_new.id, NULL, v_now, p_journal);
-    PERFORM audit_append('operation:' || v_new.id, v_new.tenant, 'transition', NULL, v_new.state, v_new.version,
-                         p_body, p_openings);
+    v_done := ledger_journal(v_new.id, NULL, v_now, p_journal);
+    v_done := audit_append('operation:' || v_new.id, v_new.tenant, 'transition', NULL, v_new.state, 1, p_body, p_openings);
     IF p_ask IS NOT NULL THEN
         PERFORM ledger_ask(v_new.id, NULL, v_new.tenant, NULL, p_ask, v_now, p_body, p_openings);
     END IF;
-    RETURN QUERY SELECT 'moved'::text, v_new.id, v_now, ''::text;
+    verdict := 'moved';
+    id := v_new.id;
 END $$;
 
 -- Any later move of an operation, or of its mark (p_to NULL keeps the state).
@@ -408,9 +458,10 @@ END $$;
 -- operator action that this move uses up. What needs a consent is claimed with one that holds now, or not at all.
 CREATE OR REPLACE FUNCTION ledger_move_operation(
     p_id bigint, p_version int, p_generation int, p_to text, p_patch jsonb, p_after jsonb, p_once jsonb,
-    p_guard text[], p_journal jsonb, p_body text, p_openings jsonb, p_run_generation int, p_consent jsonb
-) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text, version int)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    p_guard text[], p_journal jsonb, p_body text, p_openings jsonb, p_run_generation int, p_consent jsonb,
+    OUT verdict text, OUT id bigint, OUT at timestamptz, OUT detail text, OUT version int
+) LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     v_old reconciliation_operation;
@@ -418,16 +469,20 @@ DECLARE
     v_run reconciliation_run;
     v_run_id bigint;
     v_now timestamptz;
-    v_refused text;
     v_held record;
+    v_done text;
 BEGIN
     SELECT o.run_id INTO v_run_id FROM reconciliation_operation o WHERE o.id = p_id;
     IF v_run_id IS NOT NULL THEN
         SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_run_id FOR NO KEY UPDATE;
     END IF;
-    SELECT * INTO v_old FROM reconciliation_operation o WHERE o.id = p_id FOR NO KEY UPDATE;
+    v_old := (SELECT o FROM reconciliation_operation o WHERE o.id = p_id FOR NO KEY UPDATE);
     v_now := aftercall_now();
-    v_refused := CASE
+    id := p_id;
+    at := v_now;
+    detail := coalesce(v_old.state, '');
+    version := v_old.version;
+    verdict := CASE
         WHEN v_old.id IS NULL THEN 'gone'
         WHEN p_version IS NOT NULL AND v_old.version <> p_version THEN 'stale_version'
         WHEN 'held' = ANY (p_guard) AND (v_old.state <> 'pending' OR v_old.generation <> p_generation)
@@ -437,36 +492,52 @@ BEGIN
         WHEN 'lease_over' = ANY (p_guard) AND v_old.lease_until > v_now THEN 'lease_live'
         WHEN 'same_key' = ANY (p_guard) AND (v_old.same_key_until IS NULL OR v_old.same_key_until <= v_now)
             THEN 'key_forgotten'
-        WHEN 'no_newer' = ANY (p_guard) AND EXISTS (SELECT 1 FROM reconciliation_operation n
-            WHERE n.tenant = v_old.tenant AND n.business_object = v_old.business_object AND n.id > v_old.id
-              AND n.provider = v_old.provider AND n.account = v_old.account AND n.action = v_old.action
-              AND n.first_sent_at IS NOT NULL) THEN 'newer_sent'
+    END;
+    IF verdict IS NULL AND 'no_newer' = ANY (p_guard) THEN
+        verdict := ledger_newer_sent(v_old);
+    END IF;
+    verdict := coalesce(verdict, CASE
         WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
         WHEN p_to = 'pending' AND v_old.shredded_at IS NOT NULL THEN 'shredded'
-        WHEN (p_to = 'pending' OR 'unreported' = ANY (p_guard)) AND ledger_applied_reported(p_id) THEN 'reported_applied'
-        WHEN p_to = 'pending' AND v_run_id IS NOT NULL
-            AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, p_run_generation) THEN 'run_not_held'
-        WHEN p_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'operation'
-            AND m.source = v_old.state AND m.target = p_to) THEN 'not_in_table'
-        WHEN p_consent->'use' IS NOT NULL THEN ledger_unusable(p_consent->'use', p_id, NULL, v_now)
-        WHEN p_to = 'pending' AND v_old.consent <> '' THEN
-            ledger_unconsented(p_id, v_old.state, v_old.fingerprint, v_now)
-    END;
-    IF v_refused IS NOT NULL THEN
-        RETURN QUERY SELECT v_refused, p_id, v_now, coalesce(v_old.state, '')::text, v_old.version;
+    END);
+    IF verdict IS NULL AND (p_to = 'pending' OR 'unreported' = ANY (p_guard)) AND ledger_applied_reported(p_id) THEN
+        verdict := 'reported_applied';
+    END IF;
+    IF verdict IS NULL AND p_to = 'pending' AND v_run_id IS NOT NULL
+       AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, p_run_generation) THEN
+        verdict := 'run_not_held';
+    END IF;
+    IF verdict IS NULL AND p_to IS NOT NULL THEN
+        PERFORM 1 FROM reconciliation_move m
+          WHERE m.kind = 'operation' AND m.source = v_old.state AND m.target = p_to;
+        IF NOT FOUND THEN
+            verdict := 'not_in_table';
+        END IF;
+    END IF;
+    IF verdict IS NULL AND p_consent->'use' IS NOT NULL THEN
+        verdict := ledger_unusable(p_consent->'use', p_id, NULL, v_now);
+    END IF;
+    IF verdict IS NULL AND p_to = 'pending' AND v_old.consent <> '' THEN
+        verdict := ledger_unconsented(p_id, v_old.state, v_old.fingerprint, v_now);
+    END IF;
+    IF verdict IS NOT NULL THEN
         RETURN;
     END IF;
     IF p_to = 'pending' AND (v_old.ceiling_minor IS NOT NULL
        OR EXISTS (SELECT 1 FROM reconciliation_limit l WHERE l.lifted_at IS NULL)) THEN
         SELECT * INTO v_held FROM ledger_held_back(v_old);
         IF v_held.code IS NOT NULL THEN
-            RETURN QUERY SELECT 'limited'::text, v_held.limit_id, v_now, concat_ws(' ', v_held.code, v_held.wait),
-                                v_old.version;
+            verdict := 'limited';
+            id := v_held.limit_id;
+            detail := concat_ws(' ', v_held.code, v_held.wait);
             RETURN;
         END IF;
     END IF;
-    v_new := jsonb_populate_record(v_old, ledger_patch(
-        CASE WHEN p_once IS NULL THEN NULL ELSE to_jsonb(v_old) END, p_patch, p_after, p_once, v_now));
+    IF p_after IS NULL AND p_once IS NULL THEN
+        v_new := jsonb_populate_record(v_old, p_patch);
+    ELSE
+        v_new := jsonb_populate_record(v_old, ledger_patch(to_jsonb(v_old), p_patch, p_after, p_once, v_now));
+    END IF;
     v_new.state := coalesce(p_to, v_old.state);
     v_new.version := v_old.version + 1;
     v_new.updated_at := v_now;
@@ -477,7 +548,10 @@ BEGIN
     IF v_new.state IN ('succeeded', 'failed_terminal', 'terminated') THEN
         v_new.settled_at := coalesce(v_old.settled_at, v_now);
         -- A report that it was applied may have come in just before it was stopped: that is looked at all the same.
-        v_new.due_at := CASE WHEN v_new.state <> 'succeeded' AND ledger_applied_unjudged(p_id) THEN v_now END;
+        v_new.due_at := NULL;
+        IF v_new.state <> 'succeeded' THEN
+            v_new.due_at := CASE WHEN ledger_applied_unjudged(p_id) THEN v_now END;
+        END IF;
     ELSIF v_new.state <> 'pending' AND v_new.escalated_at IS NOT NULL THEN
         v_new.due_at := NULL;  -- automation has stopped with it
     END IF;
@@ -521,10 +595,11 @@ BEGIN
         -- An ended run keeps its lock while one of its operations is unknown, and no longer.
         UPDATE reconciliation_run r SET lock_held = false WHERE r.id = v_run_id;
     END IF;
-    PERFORM ledger_journal(p_id, NULL, v_now, p_journal);
-    PERFORM audit_append('operation:' || p_id, v_old.tenant, 'transition', v_old.state, v_new.state, v_new.version,
-                         p_body, p_openings);
-    RETURN QUERY SELECT 'moved'::text, p_id, v_now, v_old.state::text, v_new.version;
+    v_done := ledger_journal(p_id, NULL, v_now, p_journal);
+    v_done := audit_append('operation:' || p_id, v_old.tenant, 'transition', v_old.state, v_new.state, v_new.version,
+                           p_body, p_openings);
+    verdict := 'moved';
+    version := v_new.version;
 END $$;
 
 -- Whether something that a run did is in flight or unknown.
