@@ -198,7 +198,7 @@ class Operation(models.Model):
                 condition=~Q(effect_id=""),
                 name="operation_one_effect_one_operation",
             ),
-            # What the columns of one row must hold together: operation_holds(), see migration 0007.
+            # What the columns of one row must hold together: operation_holds(), see migration 0008.
         ]
         indexes = [
             models.Index(fields=["due_at"], condition=Q(due_at__isnull=False), name="operation_due"),

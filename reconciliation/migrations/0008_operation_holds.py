@@ -61,7 +61,7 @@ REPLACED = (
 
 
 class Migration(migrations.Migration):
-    dependencies = [("reconciliation", "0006_guards")]
+    dependencies = [("reconciliation", "0007_local_effects")]
     operations = [
         migrations.RunSQL(FUNCTION, "DROP FUNCTION public.operation_holds"),
         migrations.RunSQL(CONSTRAINT, "ALTER TABLE public.reconciliation_operation DROP CONSTRAINT operation_holds"),
