@@ -108,6 +108,11 @@ class World:
         """How often the operation with this key really happened."""
         return sum(effect.key == key for effect in self.effects)
 
+    def is_so(self, action: str, request: Json) -> bool:
+        """Whether the target of a natural action is in the state that was asked for, whoever brought it there."""
+        known = self.keys.get(_body(action, request))
+        return known is not None and known[1] in self.effects
+
     def time_passes(self) -> None:
         """Let what is on its way arrive, as far as its time has come."""
         now, due = self.now(), self.coming
@@ -118,7 +123,7 @@ class World:
 
     def land(self, provider: str, spec: ActionSpec, call: Call) -> Effect:
         """Do it, as the provider's promise has it: at most once a key, or a target, or every time."""
-        now, body = self.now(), json.dumps([call.action, call.request], sort_keys=True)
+        now, body = self.now(), _body(call.action, call.request)
         name = call.key if spec.repeat is Repeat.KEYED else body
         known = self.keys.get(name) if spec.repeat in (Repeat.KEYED, Repeat.NATURAL) else None
         if known and (spec.repeat is Repeat.NATURAL or now - known[2] < spec.key_retention):
@@ -132,6 +137,11 @@ class World:
             self.effects.append(effect)
         self.keys[name] = (body, effect, now)
         return effect
+
+
+def _body(action: str, request: Json) -> str:
+    """What is asked, and of what: two calls with one body want the same state of the same target."""
+    return json.dumps([action, request], sort_keys=True)
 
 
 @dataclass
@@ -197,7 +207,7 @@ class SeeingDouble(Double):
             return _disturbed(scripted.pop(0))
         found = [effect for effect in self.world.effects if effect.key == call.key]
         if spec.repeat is Repeat.NATURAL and not found:
-            body = json.dumps([call.action, call.request], sort_keys=True)
+            body = _body(call.action, call.request)
             found = [self.world.keys[body][1]] if body in self.world.keys else []
         sure = spec.absence_is_proof
         if not found:
