@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from audit import log
+import structlog
+from django.conf import settings
+
+from audit import log as audit
 from audit.models import Entry
 
 from . import consent, pressing, registry, second_person, transition
@@ -22,6 +25,8 @@ from .progress import Progress
 from .states import RUN_TERMINAL, ApprovalState, State
 from .transition import TransitionRefused
 from .wording import duration
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,10 @@ def say_approve(view: ApprovalView) -> tuple[bool, str]:
         return False, "Its run has ended; nothing would be sent."
     lasts = duration(timedelta(seconds=view.approval.use_within))
     if view.approval.action:
-        return True, f"It is done at once, in your name and that of who asked. If it cannot be: again within {lasts}."
+        return (
+            True,
+            f"It is done at once, in your name and that of who asked; else {_soon(view.approval)}",
+        )
     then = " Then the run goes on." if view.run else ""
     return True, f"Exactly this is sent, once, if a worker takes it within {lasts}; after that it is asked anew.{then}"
 
@@ -142,14 +150,19 @@ def approve(approval: Approval, press: Pressed, actor: Actor) -> str:
         return f"Approved. {second_person.carry_out(Approval.objects.get(pk=approval.pk), actor=actor)}"
     except (NotAllowed, TransitionRefused) as refusal:
         why = refusal.sentence if isinstance(refusal, TransitionRefused) else str(refusal)
-        return f"Approved, but it could not be done yet: {why} Who asked may press again within {lasts}."
+        return f"Approved, but it could not be done yet: {why} It is done {_soon(approval)}"
+
+
+def _soon(approval: Approval) -> str:
+    lasts = duration(timedelta(seconds=approval.use_within))
+    return f"by itself as soon as nothing is in the way, within {lasts}; after that it must be asked for again."
 
 
 def deny(approval: Approval, press: Pressed, actor: Actor) -> str:
     """Say no. Also when the time was over: that somebody said no is worth a record."""
     if approval.state == ApprovalState.EXPIRED:
         fact = actor.fact("denied_after_expiry", reason=press.reason)
-        log.append(subject=str(approval.subject), tenant=approval.tenant, event="denied", fact=fact)
+        audit.append(subject=str(approval.subject), tenant=approval.tenant, event="denied", fact=fact)
         return "It had expired before; your denial is on record."
     _decide(approval, press, actor, to=ApprovalState.DENIED, code="denied", operation_to=State.FAILED_TERMINAL)
     return "Denied. Nothing was sent, and nothing will be."
@@ -177,12 +190,16 @@ def _decide(
         to=to,
         version=press.version,
         who=consent.names(actor),
-        patch={"decided_by": actor.id, "decision_reason": press.reason} if code != "withdrawn" else None,
+        patch=_decision(press, actor) if code != "withdrawn" else None,
         operation_to=None if approval.action else operation_to,
         operation_patch={"reason_code": code, "escalated_at": None, "escalation_reason": ""},
         operation_after={"due_at": 0} if operation_to is State.READY else None,
         fact=actor.fact(code, reason=press.reason, **asked),
     )
+
+
+def _decision(press: Pressed, actor: Actor) -> dict[str, object]:
+    return {"decided_by": actor.id, "decision_reason": press.reason, "again": settings.AFTERCALL_TAKE_AGAIN}
 
 
 def decided_before(approval: Approval, action: str, actor: Actor) -> tuple[Verdict, str] | None:
@@ -205,7 +222,7 @@ def _decider(approval: Approval) -> str:
 
 
 def end_due(pk: int) -> None:
-    """What is due for one request: nobody decided in time, or nobody used it in time. The sweep calls this."""
+    """What is due for one request: it can be done now, or nobody decided or used it in time. The sweep calls this."""
     approval = Approval.objects.get(pk=pk)
     if approval.state == ApprovalState.WAITING:
         transition.move_approval(
@@ -215,5 +232,16 @@ def end_due(pk: int) -> None:
             operation_patch={"reason_code": "approval_expired", "escalated_at": None, "escalation_reason": ""},
             fact=SYSTEM.fact("approval_expired"),
         )
-    elif approval.state == ApprovalState.APPROVED:
+    elif approval.state == ApprovalState.APPROVED and not (approval.action and _tried_again(approval)):
         transition.move_approval(approval, to=ApprovalState.EXPIRED, fact=SYSTEM.fact("approval_past_use_by"))
+
+
+def _tried_again(approval: Approval) -> bool:
+    """What could not be done at the moment of the consent is done as soon as it can be. False: its use-by is over."""
+    if approval.use_by is None or approval.use_by <= transition.database_now():
+        return False
+    try:
+        second_person.carry_out(approval, actor=SYSTEM)
+    except (NotAllowed, TransitionRefused) as why:
+        log.info("agreed_but_not_yet", approval=approval.pk, why=str(why))
+    return True

@@ -292,7 +292,7 @@ def claim_again(
     nonce, started = uuid4(), policy.boot_seconds()
     attempt, generation = operation.attempts + 1, operation.generation + 1
     columns, after = _lease(spec, attempt=attempt, generation=generation, nonce=nonce)
-    cleared = transition.unmarked(operation) if actor.kind == "person" else {}
+    cleared = transition.unmarked(operation) if actor.kind == "person" or use else {}  # two people decided about it
     moved = _write_claim(
         nonce,
         lambda: transition.transition(

@@ -20,6 +20,7 @@ INTERNAL = (
     "ledger_patch",
     "ledger_journal",
     "ledger_applied_reported",
+    "ledger_applied_unjudged",
     "ledger_run_unknown",
     "ledger_run_lets",
     "ledger_ask",

@@ -1,8 +1,8 @@
 """Operator actions that need a second person: pressing asks, another person's consent carries it out.
 
 The consent is bound to the subject, the action, its inputs and what is known by its fingerprint; it is used up by the
-very move that it allows. Should that move be refused at the moment of the consent, whoever asked may press again while
-the consent holds.
+very move that it allows. Should that move be refused at the moment of the consent, the sweep makes it as soon as it can
+be made, and whoever asked may press again, while the consent holds.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ def _send_again(approval: Approval, actor: Actor) -> str:
     if registry.look_up_of(operation.provider) is not None:  # rule 7: look before you leap
         operation = reconciler.reconcile(operation.pk, actor=actor).operation
     if operation.state != State.AMBIGUOUS or operation.sighted:
+        _void(approval, actor)
         return "Looked up first, and that told more: nothing was sent again. Read the case anew."
     with runs.holding(operation, held=None, actor=actor) as lease:
         executor.attempt_again(
@@ -138,6 +139,13 @@ def _send_again(approval: Approval, actor: Actor) -> str:
         )
     after = Operation.objects.get(pk=operation.pk)
     return f"Sent again: attempt {after.attempts}. It is {after.state.replace('_', ' ')} now."
+
+
+def _void(approval: Approval, actor: Actor) -> None:
+    """What was agreed to will never be done: its request ends here, where the look-up's move has not ended it."""
+    fresh = Approval.objects.get(pk=approval.pk)
+    if fresh.state == ApprovalState.APPROVED:
+        transition.move_approval(fresh, to=ApprovalState.SUPERSEDED, fact=actor.fact("look_up_told_more"))
 
 
 # Waive an undo

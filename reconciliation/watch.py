@@ -89,6 +89,13 @@ CONDITIONS = (
         " AND expires_at BETWEEN %(day)s AND %(now)s ORDER BY expires_at",
     ),
     Condition(
+        "approval_unused",
+        "What two people agreed on could not be done in time within the last day",
+        "SELECT tenant, 'approval:' || id, use_by, action FROM reconciliation_approval"
+        " WHERE state = 'expired' AND decided_at IS NOT NULL AND action <> '' AND use_by BETWEEN %(day)s AND %(now)s"
+        " ORDER BY use_by",
+    ),
+    Condition(
         "job_failing",
         "The last three runs of a job did not succeed",
         "SELECT j.tenant, 'job:' || j.id, l.first, j.name FROM reconciliation_job j, LATERAL ("

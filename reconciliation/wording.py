@@ -158,6 +158,7 @@ REASONS: dict[str, str] = {
     "approval_past_use_by": "the consent was not used in time; it is asked for again",
     "precondition_failed": "what was agreed to had changed just before sending; nothing was sent, and it is asked anew",
     "superseded": "a newer intent took its place; nothing was sent",
+    "look_up_told_more": "looked up before it was done, and that told more; nothing was sent",
     "second_person_asked": "a second person was asked to agree",
     "sent_again": "sent again after a second person accepted a duplicate",
     "undo_waived": "two people vouch that the undo was done by hand",

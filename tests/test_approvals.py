@@ -12,17 +12,29 @@ from typing import Any
 import pytest
 
 from audit.models import Entry
-from reconciliation import actions, approvals, consent, executor, registry, runs, second_person, sweeping, transition
+from reconciliation import (
+    actions,
+    approvals,
+    consent,
+    executor,
+    registry,
+    runs,
+    second_person,
+    sweeping,
+    transition,
+    watch,
+)  # fmt: skip
 from reconciliation.actions import Press, Verdict
 from reconciliation.actors import SYSTEM, Actor, Permission
 from reconciliation.executor import Disposition, FingerprintMismatch, perform
-from reconciliation.models import Approval, Operation, Run
+from reconciliation.models import Approval, Limit, Operation, Run, Signal
 from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
 from reconciliation.providers.base import Verdict as Saw
 from reconciliation.states import ApprovalState, RunState, State
 from reconciliation.workflows import Consent
 from tests.ledger import changes_without_audit
-from tests.scripted import AGENT, Clerk, kinds, order, row, saw
+from tests.scripted import AGENT, Clerk, found, kinds, order, row, saw
+from tests.test_limits import put, release
 from tests.test_same_identity import Crowd
 
 CLEO = Actor(id="person:3", kind="person", name="ap_cleo", permissions=frozenset({Permission.APPROVE, Permission.VIEW}))
@@ -551,6 +563,93 @@ def test_a_look_up_that_tells_more_comes_before_sending_again(clerk):
     clerk.sees(saw(Saw.MISMATCH, observed={"order": "1002", "amount": 1}))
     answer = press("approve", the(case.pk, "send_again"), ROOT)
     assert ("nothing was sent again" in answer.message, len(clerk.calls)) == (True, 1)
+
+
+def test_what_a_look_up_before_it_tells_ends_the_consent(clerk):
+    case = unknown(clerk)
+    do(case, "send_again", ANN)
+    clerk.sees(saw(Saw.MISMATCH, observed={"order": "1002", "amount": 1}))
+    press("approve", the(case.pk, "send_again"), ROOT)
+    assert decisions(the(case.pk, "send_again")) == ["second_person_asked", "approved", "look_up_told_more"]
+    assert the(case.pk, "send_again").state == ApprovalState.SUPERSEDED
+
+
+@pytest.fixture
+def stopped(clerk, clock):
+    """A case that two people agreed to send again while a stop switch held it back, and the switch."""
+    case = unknown(clerk)
+    clock.advance(60)
+    sweeping.call_a_person(case, "no_conclusive_answer")
+    do(case, "send_again", ANN)
+    assert put(provider="clerk").verdict is Verdict.DONE
+    answer = press("approve", the(case.pk, "send_again"), ROOT)
+    assert "done by itself as soon as nothing is in the way, within 30 min" in answer.message
+    assert len(clerk.calls) == 1
+    return case, Limit.objects.get()
+
+
+def test_what_was_agreed_to_and_held_back_is_done_by_itself_when_nothing_is_in_the_way(stopped, clerk, clock):
+    case, stop = stopped
+    clock.advance(minutes=5)
+    sweeping.sweep()
+    assert (len(clerk.calls), the(case.pk, "send_again").state) == (1, ApprovalState.APPROVED)
+    release(stop)
+    clock.advance(minutes=1)
+    sweeping.sweep()
+    sweeping.sweep()
+    operation = row(case.pk)
+    assert (len(clerk.calls), operation.state, operation.escalated_at) == (2, "succeeded", None)
+    assert the(case.pk, "send_again").state == ApprovalState.CONSUMED
+    entry = Entry.objects.get(subject=str(case.subject), reason_code="sent_again")
+    told = bytes(entry.canonical)
+    assert (entry.actor, b'"asked_by":"person:1"' in told, b'"approved_by":"person:4"' in told) == (
+        SYSTEM.id, True, True,
+    )  # fmt: skip
+
+
+def test_what_was_agreed_to_is_never_done_after_its_use_by_and_somebody_is_told(stopped, clerk, clock):
+    case, stop = stopped
+    use_by = the(case.pk, "send_again").use_by
+    clock.set(use_by - timedelta(seconds=20))
+    sweeping.sweep()
+    assert the(case.pk, "send_again").due_at == use_by
+    clock.set(use_by)
+    release(stop)
+    for _ in range(3):
+        sweeping.sweep()
+        clock.advance(minutes=2)
+    assert (len(clerk.calls), row(case.pk).state) == (1, "ambiguous")
+    approval = the(case.pk, "send_again")
+    assert (approval.state, decisions(approval)[-1]) == (ApprovalState.EXPIRED, "approval_past_use_by")
+    watch.look()
+    assert Signal.objects.get(kind="approval_unused", cleared_at=None).subject == str(approval.subject)
+
+
+def test_a_look_up_on_the_way_that_finds_it_sends_nothing(stopped, clerk, clock):
+    case, stop = stopped
+    release(stop)
+    clerk.sees(found())
+    clock.advance(minutes=1)
+    sweeping.sweep()
+    assert (len(clerk.calls), row(case.pk).state) == (1, "succeeded")
+    assert the(case.pk, "send_again").state == ApprovalState.SUPERSEDED
+
+
+def test_a_page_that_is_lost_after_the_consent_does_not_lose_the_deed(clerk, clock):
+    case = unknown(clerk)
+    do(case, "send_again", ANN)
+    agreed = the(case.pk, "send_again")
+    approvals._decide(
+        agreed,
+        Press(action="approve", token=uuid.uuid4(), version=agreed.version, reason=BECAUSE),
+        ROOT, to=ApprovalState.APPROVED, code="approved", operation_to=State.READY,
+    )  # fmt: skip
+    clock.advance(59)
+    sweeping.sweep()
+    assert len(clerk.calls) == 1
+    clock.advance(1)
+    sweeping.sweep()
+    assert (len(clerk.calls), row(case.pk).state) == (2, "succeeded")
 
 
 def test_while_the_same_key_is_safe_no_duplicate_is_offered(clerk, clock):

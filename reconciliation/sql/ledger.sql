@@ -284,7 +284,9 @@ BEGIN
         decision_reason = coalesce(p_patch->>'decision_reason', a.decision_reason),
         decided_at = CASE WHEN p_to IN ('approved', 'denied') THEN v_now ELSE a.decided_at END,
         use_by = CASE WHEN p_to = 'approved' THEN v_now + a.use_within * interval '1 second' ELSE a.use_by END,
-        due_at = CASE WHEN p_to = 'approved' THEN v_now + a.use_within * interval '1 second' END,
+        -- An operator action is done at once by who agreed; where it could not be, the sweep does it.
+        due_at = CASE WHEN p_to = 'approved' THEN v_now + interval '1 second'
+            * least(a.use_within, CASE WHEN a.action <> '' THEN (p_patch->>'again')::numeric END) END,
         settled_at = CASE WHEN p_to = 'approved' THEN NULL ELSE v_now END
     WHERE a.id = p_id;
     PERFORM audit_append('approval:' || p_id, v_old.tenant, 'transition', v_old.state, p_to, v_old.version + 1, p_body,
@@ -786,7 +788,9 @@ BEGIN
          WHERE o.id IN (SELECT d.id FROM reconciliation_operation d WHERE d.due_at <= v_now
                         ORDER BY d.due_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) RETURNING o.id;
     ELSIF p_kind = 'approval' THEN
-        RETURN QUERY UPDATE reconciliation_approval a SET due_at = v_now + p_again * interval '1 second'
+        -- What was agreed to and could not be done yet is tried again, and still ends at its use-by.
+        RETURN QUERY UPDATE reconciliation_approval a SET due_at = least(v_now + p_again * interval '1 second',
+                                                                   CASE WHEN a.use_by > v_now THEN a.use_by END)
          WHERE a.id IN (SELECT d.id FROM reconciliation_approval d WHERE d.due_at <= v_now
                         ORDER BY d.due_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) RETURNING a.id;
     ELSE
