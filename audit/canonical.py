@@ -29,7 +29,7 @@ def canonical(value: Any) -> str:
 
 def _canonical_of_common(value: Any) -> str:
     """The fast way of nearly every value; "" where the slow way must look, and say what is wrong."""
-    if not _is_common(value):
+    if type(value) not in _LEAVES and not _is_common(value):
         return ""
     try:
         text = orjson.dumps(value, option=_FAST).decode()
@@ -41,12 +41,12 @@ def _canonical_of_common(value: Any) -> str:
 def _is_common(value: Any) -> bool:
     """Whether it is built of nothing but plain JSON types: orjson would take dates, and floats, as well."""
     kind = type(value)
-    if kind in _LEAVES:
-        return True
     if kind is not dict and kind is not list and kind is not tuple:
         return False
     members: Iterable[Any] = value.values() if kind is dict else value
-    return all(map(_is_common, members))
+    if _LEAVES.issuperset(map(type, members)):
+        return True
+    return all(type(one) in _LEAVES or _is_common(one) for one in members)
 
 
 def _canonical_of_any(value: Any) -> str:

@@ -67,14 +67,9 @@ def _text(value: Any) -> str:
 
 
 def make_tables(connection: psycopg.Connection[Any]) -> None:
-    """Tables with the columns, checks, indexes and references of the ledger's."""
+    """Tables with the columns, checks and indexes of the ledger's."""
     for name, original in TABLES.items():
         connection.execute(f"CREATE TABLE IF NOT EXISTS plain_{name} (LIKE {original} INCLUDING ALL)")
-    connection.execute(
-        "ALTER TABLE plain_journal ADD FOREIGN KEY (operation_id) REFERENCES plain_operation DEFERRABLE INITIALLY"
-        " DEFERRED; ALTER TABLE plain_operation ADD FOREIGN KEY (run_id) REFERENCES reconciliation_run"
-        " DEFERRABLE INITIALLY DEFERRED"
-    )
 
 
 def sample(connection: psycopg.Connection[Any]) -> Work:

@@ -64,10 +64,6 @@ def _embedded(var: Path, *, lonely_owner: bool) -> Databases:
     )
 
 
-# Options of the driver and not of the server: the ledger's statements are prepared at their fifth use.
-DRIVER = {"prepare_threshold": 5}
-
-
 def settings_of(url: str, *, name: str) -> dict[str, Any]:
     """Turn a postgresql:// URL into Django's settings. Raises ValueError with a sentence that names what is right.
 
@@ -84,10 +80,6 @@ def settings_of(url: str, *, name: str) -> dict[str, Any]:
         missing = "user" if parts.path.strip("/") else "database"
         raise ValueError(f"{name} names no {missing}; it should look like {RIGHT_URL}.")
     options = dict(parse_qsl(parts.query))
-    if misplaced := DRIVER.keys() & options.keys():
-        raise ValueError(
-            f"{name} carries {misplaced.pop()}, which PostgreSQL does not know; it should look like {RIGHT_URL}."
-        )
     return _settings(
         NAME=unquote(parts.path.strip("/")),
         USER=unquote(parts.username),
@@ -104,7 +96,7 @@ def _settings(*, options: Mapping[str, str] | None = None, **values: str) -> dic
         **values,
         "CONN_MAX_AGE": 60,
         "CONN_HEALTH_CHECKS": True,
-        "OPTIONS": {"connect_timeout": 5, **(options or {}), **DRIVER},
+        "OPTIONS": {"connect_timeout": 5, **(options or {})},
     }
 
 

@@ -13,7 +13,6 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from console import embedded
-from console.database import DRIVER
 
 OLDEST = 15  # the oldest PostgreSQL whose features and defaults (no CREATE for everybody) we rely on
 CLOCK = "SELECT pg_catalog.clock_timestamp()"  # the body of aftercall_now() that audit/migrations/0001 makes
@@ -102,9 +101,8 @@ def read_facts(settings: Mapping[str, Any], *, name: str) -> Facts:
 def _connect(settings: Mapping[str, Any], *, name: str) -> "psycopg.Connection[Any]":
     given = {"host": "HOST", "port": "PORT", "user": "USER", "password": "PASSWORD", "dbname": "NAME"}
     values = {word: settings[key] for word, key in given.items() if settings.get(key)}
-    options = {word: value for word, value in settings["OPTIONS"].items() if word not in DRIVER}
     try:
-        return psycopg.connect(make_conninfo(**{**options, **values}), autocommit=True)
+        return psycopg.connect(make_conninfo(**{**settings["OPTIONS"], **values}), autocommit=True)
     except psycopg.OperationalError as error:
         raise CannotStart(
             f"The database of {name} cannot be used ({_reason(error)}); start that server or correct {name}."

@@ -124,11 +124,17 @@ class Operation(models.Model):
     business_object = models.CharField(max_length=200)
     intent_version = models.IntegerField(default=1)
     lineage = models.BinaryField()  # 32 bytes: the identity without its version
-    key = models.CharField(max_length=80, unique=True, db_collation="C")
-    run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="operations", db_index=False)
+    key = models.CharField(max_length=80, db_collation="C")
+    # Neither this nor undo_of is a foreign key of the database, which would ask at every commit: the functions that
+    # write hold what is referred to, and references_are_kept() refuses to delete it.
+    run = models.ForeignKey(
+        Run, null=True, on_delete=models.PROTECT, related_name="operations", db_index=False, db_constraint=False
+    )
     execution = models.CharField(max_length=12, default="aftercall")  # who sends: aftercall | caller
     # What this one reverses; its step is then called undo:<step>.
-    undo_of = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="undos", db_index=False)
+    undo_of = models.ForeignKey(
+        "self", null=True, on_delete=models.PROTECT, related_name="undos", db_index=False, db_constraint=False
+    )
     retry_policy = models.TextField(default="")  # RetryPolicy as data; "": what the action declares
     ceiling_minor = models.BigIntegerField(null=True)  # what all of its action on this object may come to
     spent_is_final = models.BooleanField(default=True)  # a spent budget fails it; else it waits for a person
@@ -192,6 +198,7 @@ class Operation(models.Model):
         constraints = [
             # One row an identity: the second claim of the same intent finds the first one.
             models.UniqueConstraint(fields=["lineage", "intent_version"], name="operation_identity"),
+            models.UniqueConstraint(fields=["key"], name="operation_key"),
             # One effect object at the provider proves one operation.
             models.UniqueConstraint(
                 fields=["provider", "account", "action", "effect_id"],
@@ -336,8 +343,9 @@ class Approval(models.Model):
 class JournalEntry(models.Model):
     """What was observed: attempts, receipts, silence, findings, late reports. Append-only."""
 
-    operation = models.ForeignKey(Operation, null=True, on_delete=models.PROTECT, db_index=False)
-    run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, db_index=False)
+    # See references_are_kept(): a foreign key would ask at every commit.
+    operation = models.ForeignKey(Operation, null=True, on_delete=models.PROTECT, db_index=False, db_constraint=False)
+    run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, db_index=False, db_constraint=False)
     at = models.DateTimeField()
     kind = models.CharField(max_length=32)
     attempt = models.IntegerField(null=True)

@@ -19,6 +19,8 @@ SQL = Path(__file__).resolve().parent / "sql"
 INTERNAL = (
     "ledger_patch",
     "ledger_journal",
+    "ledger_earlier",
+    "ledger_newer_sent",
     "ledger_applied_reported",
     "ledger_applied_unjudged",
     "ledger_run_unknown",

@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, ClassVar
 
 import orjson
-import psycopg
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, connections
 
@@ -22,6 +22,7 @@ from audit import log
 from audit.log import Fact
 from audit.verify import Head
 
+from . import prepared
 from .models import Approval, Limit, Operation, Run, Tombstone
 from .states import Kind, Subject
 
@@ -37,6 +38,15 @@ _BLANK = {
     "escalation_reason": "", "requested_by": "", "on_behalf_of": "",
 }  # fmt: skip
 _BIRTH_TIMES = {"lease_until", "due_at", "first_sent_at", "last_sent_at", "same_key_until", "escalated_at"}
+
+
+OPEN = (
+    "SELECT * FROM ledger_open(%s::json, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s, %s::jsonb, %s::numeric, %s, %s, %s)"
+)
+MOVE = (
+    "SELECT * FROM ledger_move_operation"
+    "(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb, %s::text[], %s::jsonb, %s, %s::jsonb, %s, %s::jsonb)"
+)
 
 
 class TransitionRefused(Exception):
@@ -212,11 +222,16 @@ class Observed:
     observer: str = ""
     sealed: str = ""
 
+    @cached_property
+    def written(self) -> str:
+        """The data's text, written once: it is tried before the row is needed."""
+        return _write(self.data).replace("\\u0000", "\\ufffd")
+
     def row(self) -> dict[str, Any]:
         """As the database functions take it. Raises TypeError or ValueError for data that is not JSON."""
         return {
             "kind": self.kind,
-            "data": _write(self.data).replace("\\u0000", "\\ufffd"),
+            "data": self.written,
             "attempt": self.attempt,
             "generation": self.generation,
             "observer": self.observer,
@@ -254,8 +269,7 @@ def open_operation(
         raise ValueError(f"a birth sets no {', '.join(sorted(unknown))}")
     body, openings = log.body(fact)
     verdict, pk, at, detail = _call(
-        "SELECT * FROM ledger_open"
-        "(%s::json, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s, %s::jsonb, %s::numeric, %s, %s, %s)",
+        OPEN,
         [
             _json({**_BLANK, **row}), _json(after), _journal(observed), body, _json(openings or None), run_generation,
             _json(ask), row.get("horizon"), settings.AFTERCALL_MASS_LIMIT, row.get("held_by"), row.get("held_code"),
@@ -296,10 +310,7 @@ def transition(
     common = [subject.pk, version, generation, to, _json(patch or {}), _json(after) if after else None]
     tail = [_journal(observed), body, _json(openings or None)]
     if subject.kind is Kind.OPERATION:
-        statement = (
-            "SELECT * FROM ledger_move_operation"
-            "(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s::jsonb, %s::text[], %s::jsonb, %s, %s::jsonb, %s, %s::jsonb)"
-        )
+        statement = MOVE
         values = [*common, _json(once) if once else None, list(guard), *tail, run_generation, _json(consent)]
     else:
         statement = (
@@ -528,16 +539,15 @@ def audit_heads() -> Iterator[Head]:
 
 
 def _call(statement: str, values: Sequence[Any]) -> Any:
-    """The one row of a statement, through a cursor of the driver's own.
-
-    Django's binds on the client and so cannot be prepared; this one is, after its fifth use, unless the connection's
-    options say otherwise. Errors are Django's, and a broken transaction is refused, as through Django's cursor.
-    """
+    """The one row of a statement. The hot ones go without a cursor, unless they are part of a larger transaction."""
     connection = connections[ALIAS]
-    connection.ensure_connection()
-    connection.validate_no_broken_transaction()
-    with connection.wrap_database_errors:
-        return psycopg.Cursor(connection.connection).execute(statement, values).fetchone()
+    if statement in (OPEN, MOVE) and not connection.in_atomic_block:
+        connection.ensure_connection()
+        with connection.wrap_database_errors:
+            return prepared.row(connection.connection, statement, values)
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        return cursor.fetchone()
 
 
 def _json(value: Any) -> str | None:

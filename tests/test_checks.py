@@ -133,10 +133,6 @@ def test_two_databases_are_refused(settings, tmp_path):
         ("postgresql://app:hush@[::1/ledger", "DATABASE_URL cannot be read as a URL"),
         ("postgresql://app:hush@host", "DATABASE_URL names no database"),
         ("postgresql://host/ledger", "DATABASE_URL names no user"),
-        (
-            "postgresql://u:hush@host/ledger?prepare_threshold=0",
-            "DATABASE_URL carries prepare_threshold, which PostgreSQL does not",
-        ),
     ],
 )
 def test_a_malformed_url_is_told_with_the_right_form_and_without_the_password(settings, tmp_path, url, said):

@@ -11,6 +11,7 @@ from reconciliation import (
     claims,
     executor,
     policy,
+    prepared,
     reconciler,
     registry,
     retrying,
@@ -616,16 +617,16 @@ def test_a_provider_that_is_no_longer_configured_is_shown(clerk, clock, settings
 
 
 def counted(monkeypatch):
-    """The statements that go to the database from now on: Django's cursor is one of the driver's, too."""
-    statements = []
-    execute = psycopg.Cursor.execute
+    """What goes to the database from now on, with a cursor (Django's is one of the driver's) or without one."""
+    sent = []
+    for owner in (psycopg.Cursor, prepared):
 
-    def counting(cursor, sql, *args, **options):
-        statements.append(sql)
-        return execute(cursor, sql, *args, **options)
+        def counting(*args, execute=owner.execute, **options):
+            sent.append(args)
+            return execute(*args, **options)
 
-    monkeypatch.setattr(psycopg.Cursor, "execute", counting)
-    return statements
+        monkeypatch.setattr(owner, "execute", counting)
+    return sent
 
 
 def test_a_first_time_success_is_two_statements_and_two_commits(clerk, superuser_connection, monkeypatch):

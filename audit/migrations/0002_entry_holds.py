@@ -14,12 +14,20 @@ DECLARE
   v_broken text;
 BEGIN
   v_broken := CASE
-    -- These names stand unescaped in the canonical bytes, so nothing that JSON would escape may be in them.
-    WHEN p_subject !~ '^[a-z0-9_:.-]+$' OR length(p_subject) > 120 THEN 'audit_entry_subject_form'
-    WHEN p_tenant !~ '^[a-z0-9_.:-]+$' OR length(p_tenant) > 64 THEN 'audit_entry_tenant_form'
-    WHEN p_event !~ '^[a-z0-9_.:-]+$' OR length(p_event) > 64 THEN 'audit_entry_event_form'
-    WHEN p_from !~ '^[a-z0-9_.:-]+$' OR length(p_from) > 64 THEN 'audit_entry_from_form'
-    WHEN p_to !~ '^[a-z0-9_.:-]+$' OR length(p_to) > 64 THEN 'audit_entry_to_form'
+    -- These names stand unescaped in the canonical bytes, so nothing that JSON would escape may be in them. They are
+    -- looked at together first: five regular expressions cost more than one.
+    WHEN concat(p_subject, p_tenant, p_event, p_from, p_to) !~ '^[a-z0-9_:.-]+$' THEN CASE
+      WHEN p_subject !~ '^[a-z0-9_:.-]*$' THEN 'audit_entry_subject_form'
+      WHEN p_tenant !~ '^[a-z0-9_:.-]*$' THEN 'audit_entry_tenant_form'
+      WHEN p_event !~ '^[a-z0-9_:.-]*$' THEN 'audit_entry_event_form'
+      WHEN p_from !~ '^[a-z0-9_:.-]*$' THEN 'audit_entry_from_form'
+      ELSE 'audit_entry_to_form'
+    END
+    WHEN length(p_subject) NOT BETWEEN 1 AND 120 THEN 'audit_entry_subject_form'
+    WHEN length(p_tenant) NOT BETWEEN 1 AND 64 THEN 'audit_entry_tenant_form'
+    WHEN length(p_event) NOT BETWEEN 1 AND 64 THEN 'audit_entry_event_form'
+    WHEN length(p_from) NOT BETWEEN 1 AND 64 THEN 'audit_entry_from_form'
+    WHEN length(p_to) NOT BETWEEN 1 AND 64 THEN 'audit_entry_to_form'
     -- Numbers within a subject start at 1: a cut head shows.
     WHEN p_seq < 1 THEN 'audit_entry_seq_starts'
     -- An entry without an actor or a reason is no record of a decision.

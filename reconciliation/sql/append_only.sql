@@ -30,3 +30,27 @@ CREATE TRIGGER chosen_keeps_rows BEFORE UPDATE OR DELETE ON reconciliation_chose
 DROP TRIGGER IF EXISTS chosen_keeps_table ON reconciliation_chosen;
 CREATE TRIGGER chosen_keeps_table BEFORE TRUNCATE ON reconciliation_chosen
     FOR EACH STATEMENT EXECUTE FUNCTION journal_is_append_only();
+
+-- The other half of the references that no foreign key keeps: nothing goes while something refers to it. A foreign key
+-- asks at every commit whether what is referred to exists; ledger_open() and ledger_journal() hold it locked and know.
+CREATE OR REPLACE FUNCTION references_are_kept() RETURNS trigger LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
+BEGIN
+    IF TG_TABLE_NAME = 'reconciliation_run' THEN
+        PERFORM 1 FROM reconciliation_operation o WHERE o.run_id = OLD.id
+          UNION ALL SELECT 1 FROM reconciliation_journalentry j WHERE j.run_id = OLD.id;
+    ELSE
+        PERFORM 1 FROM reconciliation_operation o WHERE o.undo_of_id = OLD.id
+          UNION ALL SELECT 1 FROM reconciliation_journalentry j WHERE j.operation_id = OLD.id;
+    END IF;
+    IF FOUND THEN
+        RAISE EXCEPTION 'Row % of % is still referred to and cannot be deleted.', OLD.id, TG_TABLE_NAME
+            USING ERRCODE = 'foreign_key_violation';
+    END IF;
+    RETURN OLD;
+END $$;
+DROP TRIGGER IF EXISTS operation_is_referred_to ON reconciliation_operation;
+CREATE TRIGGER operation_is_referred_to BEFORE DELETE ON reconciliation_operation
+    FOR EACH ROW EXECUTE FUNCTION references_are_kept();
+DROP TRIGGER IF EXISTS run_is_referred_to ON reconciliation_run;
+CREATE TRIGGER run_is_referred_to BEFORE DELETE ON reconciliation_run
+    FOR EACH ROW EXECUTE FUNCTION references_are_kept();

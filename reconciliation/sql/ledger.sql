@@ -13,6 +13,8 @@ BEGIN
           FROM jsonb_each_text(coalesce(p_once, '{}')) AS a WHERE p_row->>a.key IS NULL), '{}');
 END $$;
 
+-- The caller holds a lock on the row that the entries are about, or has just inserted it: that is why no foreign key asks
+-- again at every commit. Who would delete the row from under its journal is refused by references_are_kept().
 CREATE OR REPLACE FUNCTION ledger_journal(p_operation bigint, p_run bigint, p_now timestamptz, p_entries jsonb)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -69,10 +71,19 @@ RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, 
 #variable_conflict use_column
 DECLARE
     v_now timestamptz;
+    v_there boolean;
 BEGIN
-    IF p_due_now THEN
-        -- Locked, so that a claim or a settlement sees either all of this report or comes before it.
+    -- Locked, so that a pruning is over or comes after this, and a report that is due is seen whole or not yet by a claim
+    -- or a settlement. What is looked for below is looked for after the wait.
+    IF p_operation IS NULL THEN
+        PERFORM 1 FROM reconciliation_run WHERE id = p_run FOR KEY SHARE;
+    ELSIF p_due_now THEN
         PERFORM 1 FROM reconciliation_operation WHERE id = p_operation FOR NO KEY UPDATE;
+    ELSE
+        PERFORM 1 FROM reconciliation_operation WHERE id = p_operation FOR KEY SHARE;
+    END IF;
+    v_there := FOUND;
+    IF p_due_now THEN
         -- A kept report is a reason to look again; where a person was called, automation stays out, unless that was
         -- only because nothing but such a report could tell. A late success of what was called not applied is never
         -- left unseen.
@@ -92,6 +103,10 @@ BEGIN
           FROM reconciliation_tombstone t WHERE t.kind = 'operation' AND t.subject_id = p_operation
             ON CONFLICT DO NOTHING;
         RETURN v_now;
+    END IF;
+    IF NOT v_there THEN
+        RAISE EXCEPTION 'There is neither an operation % nor a run % to note this about.', p_operation, p_run
+            USING ERRCODE = 'foreign_key_violation';
     END IF;
     PERFORM ledger_journal(p_operation, p_run, v_now, p_entries);
     RETURN v_now;
@@ -355,6 +370,7 @@ DECLARE
     v_new reconciliation_operation := json_populate_record(NULL::reconciliation_operation, p_row);
     v_run reconciliation_run;
     v_now timestamptz;
+    v_missing boolean := false;
     v_known boolean;
     v_allowed boolean;
     v_limits boolean;
@@ -364,6 +380,7 @@ BEGIN
     detail := '';
     IF v_new.run_id IS NOT NULL THEN
         SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_new.run_id FOR SHARE;
+        v_missing := NOT FOUND;
         IF v_new.state = 'pending' AND NOT ledger_run_lets(v_run, v_new.undo_of_id IS NOT NULL, p_run_generation) THEN
             verdict := 'run_not_held';
             id := v_new.run_id;
@@ -371,6 +388,14 @@ BEGIN
             detail := coalesce(v_run.state, 'none');
             RETURN;
         END IF;
+    END IF;
+    IF v_new.undo_of_id IS NOT NULL THEN
+        PERFORM 1 FROM reconciliation_operation o WHERE o.id = v_new.undo_of_id FOR KEY SHARE;
+        v_missing := v_missing OR NOT FOUND;
+    END IF;
+    IF v_missing THEN
+        RAISE EXCEPTION 'There is no run % or no operation % for a new operation to refer to.', v_new.run_id,
+            v_new.undo_of_id USING ERRCODE = 'foreign_key_violation';
     END IF;
     -- Two versions of one intent serialise here, so that neither can slip past the other (rule 9).
     v_done := pg_advisory_xact_lock(('x' || encode(substring(v_new.lineage FROM 1 FOR 8), 'hex'))::bit(64)::bigint);
