@@ -53,6 +53,9 @@ EXAMPLE_WORKFLOWS = ",".join(f"examples.order_desk.workflow.{name}" for name in 
 AFTERCALL_VAR = Path(os.environ.get("AFTERCALL_VAR") or BASE_DIR / "var").resolve()
 # Receipts that the database would not take; see docs/operate.md.
 AFTERCALL_SPOOL = Path(os.environ.get("AFTERCALL_SPOOL") or AFTERCALL_VAR / "spool").resolve()
+# What is known of the ledger outside its database, so that a restored one is noticed; see docs/restore.md.
+AFTERCALL_ANCHOR = os.environ.get("AFTERCALL_ANCHOR") or str(AFTERCALL_VAR / "anchor.json")
+AFTERCALL_ANCHOR_BACKEND = os.environ.get("AFTERCALL_ANCHOR_BACKEND") or "reconciliation.anchor.FileAnchor"
 AFTERCALL_ENV = os.environ.get("AFTERCALL_ENV", "")  # "production" refuses the example for good
 AFTERCALL_EXAMPLE = _flag("AFTERCALL_EXAMPLE")
 AFTERCALL_URL = os.environ.get("AFTERCALL_URL", "http://127.0.0.1:8000").rstrip("/")  # where people reach the console
@@ -73,9 +76,13 @@ AFTERCALL_MASS_LIMIT = max(1, int(_seconds("AFTERCALL_MASS_LIMIT", 1000)))
 AFTERCALL_STUCK_AFTER = _seconds("AFTERCALL_STUCK_AFTER", 3600)  # running or uncertain for so long is a signal
 AFTERCALL_RETENTION_EVERY = _seconds("AFTERCALL_RETENTION_EVERY", 3600)
 AFTERCALL_TOMBSTONES = _seconds("AFTERCALL_TOMBSTONES", 10 * 365 * 86400)  # what is pruned is known so long
+AFTERCALL_ANCHOR_EVERY = _seconds("AFTERCALL_ANCHOR_EVERY", 2)  # the anchor is written forward so often
+AFTERCALL_REPLAY_WINDOW = _seconds(
+    "AFTERCALL_REPLAY_WINDOW", 30 * 86400
+)  # what was lost may be asked for again so long
 AFTERCALL_NOTIFY = os.environ.get("AFTERCALL_NOTIFY", "")  # dotted path of a callable; see docs/operate.md
 AFTERCALL_SCHEDULE_GRACE = _seconds("AFTERCALL_SCHEDULE_GRACE", 15)  # a start that is no later counts as on time
-AFTERCALL_AUDIT_HEADS = ["reconciliation.transition.audit_heads", "reconciliation.schedules.audit_heads"]
+AFTERCALL_AUDIT_HEADS = [f"reconciliation.{name}.audit_heads" for name in ("transition", "schedules", "fence")]
 
 _secrets = secrets.load(AFTERCALL_VAR / "secrets.json", environ=os.environ)
 SECRET_KEY = _secrets.secret_key

@@ -21,6 +21,7 @@ class Permission(StrEnum):
     CANCEL = "cancel"
     COMPENSATE = "compensate"
     STOP = "stop"
+    RELEASE = "release"
     APPROVE = "approve"
     SEND_AGAIN = "send_again"
     SCHEDULE = "schedule"

@@ -21,8 +21,9 @@ from django.db import (
     connections,
 )
 
-from . import consent, keys, policy, registry, sealing, transition, workers
+from . import consent, fence, keys, policy, registry, sealing, transition, workers
 from .actors import Actor
+from .anchor import AnchorUnreadable
 from .keys import Identity, InvalidField
 from .models import Approval, Operation
 from .policy import RetryPolicy
@@ -381,9 +382,14 @@ def _attempt_starts(spec: ActionSpec, *, attempt: int, generation: int) -> Obser
 
 
 def on_record() -> None:
-    """This process is on record before it claims anything: its death must be provable. Raises LedgerUnavailable."""
+    """This process is on record before it claims anything, for its death must be provable; and on this connection is
+    the ledger that the anchor knows, or the fence is down. Raises LedgerUnavailable.
+    """
     try:
+        fence.look()
         workers.me()
+    except AnchorUnreadable as error:
+        raise LedgerUnavailable(f"{error} Nothing was sent.") from error
     except DATABASE_ERRORS as error:
         connections[transition.ALIAS].close()
         raise LedgerUnavailable("this worker cannot be put on record; nothing was sent") from error

@@ -16,10 +16,12 @@ from django.db import (
     InternalError,
     OperationalError,
     ProgrammingError,
+    transaction,
 )
 
-from . import consent, local, policy, registry, settlement, storable, transition, workers
+from . import consent, fence, local, lost_time, policy, registry, settlement, storable, transition, workers
 from .actors import Actor
+from .anchor import AnchorUnreadable
 from .claims import (
     DATABASE_ERRORS,
     Claim,
@@ -68,6 +70,8 @@ def perform(intent: Intent, *, actor: Actor) -> Outcome:
         claim = claim_new(row, intent, provider, spec, actor)
     except transition.Limited as limited:
         try:
+            if limited.code in lost_time.REFUSED:
+                return _look_first(row, intent, limited, actor)
             return _wait_for_room(row, intent, limited, actor)
         except DATABASE_ERRORS as error:
             raise LedgerUnavailable("what is held back could not be recorded; nothing was sent") from error
@@ -135,6 +139,22 @@ def _wait_for_room(row: Mapping[str, Any], intent: Intent, limited: transition.L
     return stored_outcome(Operation.objects.get(pk=moved.pk))
 
 
+def _look_first(row: Mapping[str, Any], intent: Intent, limited: transition.Limited, actor: Actor) -> Outcome:
+    """After a restore, what is not shown to be new may have been sent in the time that was lost: it enters unknown."""
+    fence.forget()
+    with transaction.atomic(using=transition.ALIAS):
+        moved = record(
+            {**row, "state": State.READY, "reason_code": limited.code}, intent, actor, after={"due_at": 0},
+            fact=actor.fact(limited.code, on_behalf_of=intent.on_behalf_of),
+        )  # fmt: skip
+        if moved is not None:
+            lost_time.look_first(Operation.objects.get(pk=moved.pk))
+    if moved is None:
+        return _submitted_before(row, intent, actor)
+    log.warning("entered_unknown", operation=moved.pk, code=limited.code)
+    return stored_outcome(Operation.objects.get(pk=moved.pk))
+
+
 def _pruned(row: Mapping[str, Any], intent: Intent, actor: Actor) -> Outcome:
     """The answer of what a pruned operation left behind. Its result is gone; how it ended is not."""
     stone = Tombstone.objects.get(
@@ -174,15 +194,18 @@ def attempt_again(
     try:
         claim = claim_again(operation, actor=actor, reason=reason, held=held, use=use)
     except transition.ApprovalPastUseBy:
-        if use is None:
+        if use is None and operation.state != State.AMBIGUOUS:
             consent.ask_again(operation, actor=actor)
         raise
     except (transition.KeyForgotten, transition.NewerSent) as refusal:
         _call_a_person(operation, refusal.verdict, actor)
         raise
     except transition.Limited as limited:
-        if limited.wait is None:
+        if limited.code == "maybe_replayed":
+            lost_time.look_first(Operation.objects.get(pk=operation.pk))
+        elif limited.wait is None:
             _call_a_person(operation, limited.code, actor)
+        fence.forget()
         raise
     return dispatch(claim)
 
@@ -258,6 +281,11 @@ def _judge(claim: Claim, answer: Receipt | Exception) -> Judged:
 def _send(claim: Claim) -> Receipt | Exception:
     if policy.boot_seconds() >= claim.send_by:
         return NotSent("the time to send had passed before the request could leave")
+    try:
+        fence.note(claim.subject.pk, claim.generation)
+    except AnchorUnreadable as error:  # a restore that loses this claim would not be noticed
+        log.critical("claim_not_noted", operation=claim.subject.pk, why=str(error))
+        return NotSent("the claim could not be noted outside the database")
     try:
         answer = claim.provider.perform(claim.call())
         return (

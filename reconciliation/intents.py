@@ -9,13 +9,15 @@ from .actors import Actor
 from .claims import Intent
 from .compensation import undo_intent
 from .keys import Identity, InvalidField
-from .models import Operation, Run
+from .models import JournalEntry, Operation, Run
 from .outcomes import Outcome
 from .policy import RetryPolicy
 from .progress import Progress
 from .providers.base import Verdict
 from .states import RUN_TERMINAL, State
 from .workflows import Step
+
+VERSIONS = 1000  # left out after a restore
 
 
 class NoIntent(Exception):
@@ -51,7 +53,7 @@ def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operatio
     spec = registry.spec(operation.provider, operation.action)
     identity = identity_of(operation)
     intent = Intent(
-        identity=Identity(**{**vars(identity), "intent_version": identity.intent_version + 1}),
+        identity=Identity(**{**vars(identity), "intent_version": identity.intent_version + _step(operation)}),
         provider=operation.provider,
         action=operation.action,
         request=operation.request,
@@ -60,6 +62,7 @@ def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operatio
         retry=RetryPolicy.read(operation.retry_policy, spec) if operation.retry_policy else None,
         undo_of=operation.undo_of_id,
         spent_is_final=operation.spent_is_final,
+        intended_at=transition.database_now(),  # a person wants it now
     )
     row = claims.row_of(intent, registry.provider(operation.provider), spec)
     # What a person had to agree to, a person has to agree to again: a new intent is not a way round (rule 9).
@@ -77,6 +80,14 @@ def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operatio
     if moved is None:
         raise NoIntent("A newer version of this intent is on record already.")
     return Operation.objects.get(pk=moved.pk)
+
+
+def _step(operation: Operation) -> int:
+    """By how much the version rises. Versions that may have been given out in a lost time are left out: their keys may
+    be known to the provider, with other bytes.
+    """
+    restored = JournalEntry.objects.filter(operation=operation, kind="restored").exists()
+    return VERSIONS if restored else 1
 
 
 def why_not_undoable(operation: Operation) -> str:

@@ -120,6 +120,8 @@ def lift(limit: Limit, *, version: int, actor: Actor, reason: str, token: UUID) 
 def _lift(limit: Limit, version: int, actor: Actor, reason: str) -> tuple[Verdict, str]:
     try:
         _check(actor, reason)
+        if limit.kind not in KINDS:
+            raise NotAllowed("This is the restore fence; it ends with a release on its own page.")
     except NotAllowed as refusal:
         return _refused(limit.subject, limit.tenant, actor, reason, refusal)
     fact = actor.fact("limit_lifted", reason=reason)

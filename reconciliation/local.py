@@ -163,7 +163,8 @@ def is_local(operation: Operation, spec: ActionSpec | None, attempts: Iterable[i
     asked = set(attempts)
     if spec is None or spec.repeat is not Repeat.LOCAL or operation.sighted or not asked:
         return False
-    begun = JournalEntry.objects.filter(operation=operation, kind="attempt_started", attempt__in=asked)
+    kinds = ("attempt_started", "restored")  # what a restored ledger lost, it lost with its effect
+    begun = JournalEntry.objects.filter(operation=operation, kind__in=kinds, attempt__in=asked)
     return {entry.attempt for entry in begun if '"local"' in entry.data} == asked
 
 

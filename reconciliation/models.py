@@ -72,6 +72,7 @@ class Run(models.Model):
     requested_by = models.CharField(max_length=120, default="")
     on_behalf_of = models.CharField(max_length=120, default="")
     owners = ArrayField(models.CharField(max_length=120), default=list)  # the people behind a token that asked
+    intended_at = models.DateTimeField(null=True)  # when it was asked for, as far as that is shown
     created_at = models.DateTimeField()
     updated_at = models.DateTimeField()
     settled_at = models.DateTimeField(null=True)
@@ -500,7 +501,7 @@ class AllowedMove(models.Model):
 class Limit(models.Model):
     """What holds claims back: a stop switch, or how many or how much at once or in a window. "" covers everything."""
 
-    kind = models.CharField(max_length=12)  # stop | concurrency | rate | amount
+    kind = models.CharField(max_length=12)  # stop | concurrency | rate | amount | restored | replay (fence.py)
     tenant = models.CharField(max_length=64, default="", blank=True)
     provider = models.CharField(max_length=64, default="", blank=True)
     action = models.CharField(max_length=120, default="", blank=True)
@@ -524,10 +525,11 @@ class Limit(models.Model):
                 condition=Q(lifted_at__isnull=True),
                 name="limit_once",
             ),
-            _choices_check("kind", ["stop", "concurrency", "rate", "amount"], "limit_kind_known"),
+            _choices_check("kind", ["stop", "concurrency", "rate", "amount", "restored", "replay"], "limit_kind_known"),
             # A limit without a number, or a window without a length, would hold back everything or nothing.
             models.CheckConstraint(
-                condition=Q(kind="stop", most__isnull=True)
+                condition=Q(kind__in=["stop", "restored"], most__isnull=True)
+                | Q(kind="replay", most__isnull=True, window_seconds__gt=0)
                 | Q(kind="concurrency", most__gt=0)
                 | Q(kind="rate", most__gt=0, window_seconds__gt=0)
                 | (Q(kind="amount", most__gt=0, window_seconds__gt=0) & ~Q(currency="")),
@@ -631,6 +633,52 @@ class Tombstone(models.Model):
             models.UniqueConstraint(fields=["kind", "subject_id"], name="tombstone_subject"),
         ]
         indexes = [models.Index(fields=["pruned_at"], name="tombstone_age")]
+
+
+class RestoreFence(models.Model):
+    """Whether this is the ledger that the anchor outside the database knows. One row, once it has been anchored.
+
+    Written by fence.py and restore.py alone. While it is down a Limit of kind `restored` refuses every claim.
+    """
+
+    database = models.UUIDField()  # the ledger's identity: given at its first start, and anew with each release
+    state = models.CharField(max_length=8)  # up | down
+    version = models.IntegerField(default=0)  # rises with every decision about the fence
+    mark = models.BigIntegerField(default=0)  # rises before each writing of the anchor: who has it is not behind it
+    signature = models.CharField(max_length=80, default="")  # of the anchor that it came down before
+    reason = models.CharField(max_length=24, default="")
+    found = models.TextField(default="{}")  # JSON: what the anchor knew, and what is here
+    known_until = models.DateTimeField(null=True)  # the newest decision that this database knew when it came down
+    since = models.DateTimeField(null=True)
+    # Which operations and runs have been marked so far, and up to which they are: by id, in bounded steps.
+    marking = models.BooleanField(default=False)
+    operations_to = models.BigIntegerField(default=0)
+    operations_end = models.BigIntegerField(default=0)
+    runs_to = models.BigIntegerField(default=0)
+    runs_end = models.BigIntegerField(default=0)
+    marked = models.BigIntegerField(default=0)  # operations that became unknown by it
+    released_at = models.DateTimeField(null=True)
+    released_by = models.CharField(max_length=120, default="")
+    released_by_name = models.CharField(max_length=200, default="")
+    release_reason = models.TextField(default="")
+
+    class Meta:
+        constraints = [
+            _choices_check("state", ["up", "down"], "fence_state_known"),
+            # There is one ledger in a database.
+            models.CheckConstraint(condition=Q(id=1), name="fence_is_one"),
+            models.CheckConstraint(condition=Q(state="up") | Q(since__isnull=False), name="fence_down_has_time"),
+        ]
+
+    @property
+    def is_down(self) -> bool:
+        """Whether nothing may be sent."""
+        return self.state == "down"
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether everything that may have been sent since the backup has become unknown."""
+        return self.marking and self.operations_to >= self.operations_end and self.runs_to >= self.runs_end
 
 
 class Worker(models.Model):

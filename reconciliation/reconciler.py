@@ -89,7 +89,7 @@ def expire(operation: Operation) -> Operation:
         return Operation.objects.get(pk=operation.pk)
     patch, after = settlement.lease_expired(operation.attempts, tuple(operation.unknown_attempts), spec)
     patch["generation"] = operation.generation + 1  # fences whatever the lost worker still writes
-    needed = _needs_a_person(operation, spec)
+    needed = needs_a_person(operation, spec)
     if needed:
         patch |= {"escalation_reason": needed}
         after |= {"escalated_at": 0, "escalate_at": 0}
@@ -113,7 +113,7 @@ def expire(operation: Operation) -> Operation:
     return Operation.objects.get(pk=operation.pk)
 
 
-def _needs_a_person(operation: Operation, spec: ActionSpec | None) -> str:
+def needs_a_person(operation: Operation, spec: ActionSpec | None) -> str:
     """Why no look-up will ever tell what became of a lost worker's attempt; empty where one may."""
     if spec is None:
         return "no_handler"
@@ -306,6 +306,8 @@ def _apply(evidence: Evidence, actor: Actor) -> LookedUp:
     if operation.state != State.AMBIGUOUS:
         return _apply_to_known(evidence, actor, observed)
     judgement = judge_report(evidence) if evidence.report is not None else judge(evidence)
+    if judgement.to is State.SUCCEEDED and _was_called_failed(operation):
+        judgement = _loud(judgement)
     try:
         moved = _move(evidence, judgement, actor, observed)
     except IntegrityError:
@@ -400,5 +402,20 @@ def _contradiction(evidence: Evidence) -> Judgement:
     judgement = judge_report(evidence) if evidence.report is not None else judge(evidence)
     if judgement.to is not State.SUCCEEDED:
         return to_a_person(evidence, judgement.escalate or "seen_after_all")
-    loud = {**judgement.patch, "escalation_reason": "applied_after_all"}
-    return replace(judgement, reason_code="applied_after_all", patch=loud, after={"escalated_at": 0})
+    return _loud(judgement)
+
+
+def _loud(judgement: Judgement) -> Judgement:
+    """It succeeds, and a person is called: others went by its failure, its run among them."""
+    patch = {k: v for k, v in judgement.patch.items() if k != "escalated_at"} | {
+        "escalation_reason": "applied_after_all"
+    }
+    return replace(judgement, reason_code="applied_after_all", patch=patch, after={"escalated_at": 0})
+
+
+def _was_called_failed(operation: Operation) -> bool:
+    """Whether it had failed for good and is unknown only since the ledger was restored."""
+    if operation.state != State.AMBIGUOUS:
+        return False
+    entries = JournalEntry.objects.filter(operation=operation, kind="restored").values_list("data", flat=True)
+    return any(json.loads(data)["was"] == State.FAILED_TERMINAL for data in entries)

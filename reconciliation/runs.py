@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -16,7 +17,7 @@ from django.conf import settings
 from django.db import connections, transaction
 from django.db.models import Sum
 
-from . import choosing, compensation, keys, leases, registry, sealing, stepping, transition
+from . import choosing, compensation, fence, keys, leases, registry, sealing, stepping, transition
 from .actors import SYSTEM, Actor
 from .claims import Held, Intent
 from .keys import Identity, InvalidField
@@ -48,11 +49,15 @@ def start(
     input: Json,
     actor: Actor,
     on_behalf_of: str = "",
+    intended_at: datetime | None = None,
 ) -> Run:
     """Record a run, due at once; the same id and input get the run that is already there.
 
-    Raises registry.Unregistered, InvalidField, and RunMismatch for a known id with another input.
+    `intended_at` says when it was asked for: after a restore, what is shown to be newer than the release is sent
+    without a look whether it was sent before. Raises registry.Unregistered, InvalidField, and RunMismatch for a known
+    id with another input.
     """
+    fence.look()  # a ledger that is not empty must have been anchored
     workflow = registry.workflow(workflow_name)
     row = _row(workflow, tenant=tenant, workflow_id=workflow_id, input=input)
     moved = transition.open_run(
@@ -62,6 +67,7 @@ def start(
             "requested_by": actor.id,
             "on_behalf_of": on_behalf_of,
             "owners": list(actor.owners),
+            "intended_at": intended_at.isoformat() if intended_at else None,
         },
         after={"due_at": 0},
         fact=actor.fact("started", on_behalf_of=on_behalf_of, workflow_version=workflow.version),

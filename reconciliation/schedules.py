@@ -20,7 +20,7 @@ from django.db.models import F, Q
 from audit import log as audit
 from audit.verify import Head
 
-from . import keyless, occurrences, registry, runs, transition
+from . import fence, keyless, occurrences, registry, runs, transition
 from .actors import Actor
 from .keys import InvalidField
 from .models import Job, Run, Slot
@@ -57,7 +57,13 @@ def grace() -> timedelta:
 
 
 def tick(*, limit: int = 50) -> int:
-    """Decide and start what is due, for up to `limit` jobs. Returns how many jobs were looked at."""
+    """Decide and start what is due, for up to `limit` jobs. Returns how many jobs were looked at.
+
+    Nothing is decided by a ledger that was restored, or may have been: what falls into that time is passed over at the
+    release of its fence.
+    """
+    if not fence.stands():
+        return 0
     now = transition.database_now()
     close_ended()
     jobs = due(now, limit=limit)
@@ -328,7 +334,8 @@ def start(job: Job, slot: Slot, *, actor: Actor = BEAT) -> None:
     try:
         with transaction.atomic():
             run = runs.start(job.workflow, tenant=job.tenant, workflow_id=name, input=input_of(job, slot),
-                             actor=actor, on_behalf_of=job.changed_by)  # fmt: skip
+                             actor=actor, on_behalf_of=job.changed_by,
+                             intended_at=slot.scheduled_for)  # fmt: skip
     except (InvalidField, runs.RunMismatch) as refused:
         log.warning("slot_not_started", job=job.pk, slot=slot.pk, **fault(refused))
         _settle(slot, state=SlotState.NOT_STARTED, reason_code="run_refused")
@@ -472,8 +479,21 @@ def _recompute(job: Job) -> None:
     audit.append(subject=job.subject, tenant=job.tenant, event="recomputed", fact=fact)
 
 
+def pass_all_over(*, reason: str) -> None:
+    """Do so for every job up to now, in the caller's transaction."""
+    for job in Job.objects.select_for_update().order_by("pk"):
+        pass_over(job, until=transition.database_now(), reason=reason)
+
+
 def pass_over(job: Job, *, until: datetime, reason: str) -> None:
-    """Record every occurrence up to `until` as missed, without a run: for a locked job whose past is not known."""
+    """Record every occurrence up to `until` as missed, without a run: for a locked job whose past is not known.
+
+    What was due and not started yet may have been started in that past; it is not started either.
+    """
+    waiting = Slot.objects.filter(job=job, state__in=[SlotState.DUE, SlotState.QUEUED, SlotState.CATCHING_UP])
+    for slot in waiting.order_by("scheduled_for"):
+        _settle(slot, state=SlotState.MISSED, reason_code=reason)
+        record(job, slot, actor=BEAT)
     if job.enabled and job.next_at is not None and job.next_at <= until:
         plan = plan_of(job)
         _pass(job, plan, plan.latest(until), SlotState.MISSED, reason)

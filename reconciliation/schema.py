@@ -39,6 +39,10 @@ INTERNAL = (
     "ledger_bury",
     "ledger_lock_lineage",
     "ledger_run_lineage",
+    "ledger_end_limit",
+    "fence_jump",
+    "fence_watch_for_replays",
+    "fence_refuses",
 )
 # State and journal are read by the application role and written through the functions alone.
 READ_ONLY = (
@@ -53,6 +57,7 @@ READ_ONLY = (
     "reconciliation_heldback",
     "reconciliation_tombstone",
     "reconciliation_localeffect",
+    "reconciliation_restorefence",
 )
 # Bookkeeping that decides nothing.
 WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken", "reconciliation_signal")
@@ -71,14 +76,14 @@ def install(connection: Any) -> None:
 def _functions(cursor: Any) -> None:
     for signature in _installed(cursor):
         cursor.execute(f"DROP FUNCTION {signature}")
-    for name in ("ledger.sql", "limits.sql", "retention.sql", "local.sql", "append_only.sql"):
+    for name in ("ledger.sql", "limits.sql", "restore.sql", "retention.sql", "local.sql", "append_only.sql"):
         cursor.execute((SQL / name).read_text())
 
 
 def _installed(cursor: Any) -> list[str]:
     cursor.execute(
         "SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace"
-        " WHERE n.nspname = 'public' AND p.proname LIKE 'ledger\\_%%' ORDER BY 1",
+        " WHERE n.nspname = 'public' AND (p.proname LIKE 'ledger\\_%%' OR p.proname LIKE 'fence\\_%%') ORDER BY 1",
         [],
     )
     return [row[0] for row in cursor.fetchall()]

@@ -111,6 +111,7 @@ MOVES: tuple[Move, ...] = (
         pending="approved, and the approval used up by this claim",
         failed_terminal="denied or expired; nothing was sent",
         terminated="stopped by a person; nothing was sent",
+        ambiguous="the ledger was restored: it may have been sent since the backup",
     ),
     *_moves(
         Kind.OPERATION,
@@ -119,6 +120,7 @@ MOVES: tuple[Move, ...] = (
         awaiting_approval="the approval went past its use-by",
         failed_terminal="refused before anything was sent",
         terminated="stopped or withdrawn; nothing was sent",
+        ambiguous="the ledger was restored: it may have been sent since the backup",
     ),
     *_moves(
         Kind.OPERATION,
@@ -128,6 +130,7 @@ MOVES: tuple[Move, ...] = (
         succeeded="proof came that it was applied after all",
         failed_terminal="the budget is spent; no attempt was applied",
         terminated="stopped by a person; no attempt was applied",
+        ambiguous="the ledger was restored: it may have been sent since the backup",
     ),
     *_moves(
         Kind.OPERATION,
@@ -147,7 +150,12 @@ MOVES: tuple[Move, ...] = (
         pending="sent again with the same key, where that is safe",
         terminated="stopped by a person; the outcome stays unknown",
     ),
-    *_moves(Kind.OPERATION, State.FAILED_TERMINAL, succeeded="proof came that it was applied after all"),
+    *_moves(
+        Kind.OPERATION,
+        State.FAILED_TERMINAL,
+        succeeded="proof came that it was applied after all",
+        ambiguous="the ledger was restored: what proved its failure may not be the newest that was known",
+    ),
     *_moves(Kind.OPERATION, State.TERMINATED, succeeded="proof came that it was applied after all"),
     *_moves(Kind.RUN, None, pending="started"),
     *_moves(

@@ -104,7 +104,9 @@ def _repeat(operation: Operation) -> None:
     """The automatic same-key retry after a look-up that could not tell."""
     try:
         retrying.retry(operation.pk, version=operation.version)
-    except (retrying.NotRetryable, *executor.MAY_NOT_SEND, transition.RunNotHeld) as refusal:
+    except (
+        retrying.NotRetryable, *executor.MAY_NOT_SEND, *executor.UNCONSENTED, transition.RunNotHeld, transition.Limited,
+    ) as refusal:  # fmt: skip
         verdict = getattr(refusal, "verdict", "not_retryable")
         transition.refuse(
             subject=operation.subject, tenant=operation.tenant, fact=SYSTEM.fact("not_repeated", verdict=verdict)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
+import structlog
 from django.conf import settings
 from django.db import connections
 from django_q.models import OrmQ
 from django_q.tasks import async_task
 
-from . import retention, schedules, spool, sweeping, transition, watch, workers
+from . import fence, restore, retention, schedules, spool, sweeping, transition, watch, workers
+from .anchor import AnchorUnreadable
 from .models import Approval, Operation, Run, Tick
+
+log = structlog.get_logger(__name__)
 
 WATCH_EVERY = 15.0  # seconds
 ROUNDS = 20  # a drain ends by itself well before the queue would take it for lost; the beat asks again
@@ -19,6 +25,7 @@ QUIET = timedelta(seconds=10)  # the health page takes a worker that has not bee
 
 def drain() -> int:
     """Do what is due, in batches, until nothing is left. The task of the queue's workers."""
+    _guarded(fence.look)
     workers.seen()
     spool.bring_in()
     total = 0
@@ -40,6 +47,10 @@ def beat_once() -> None:
     workers.me("beat")
     workers.seen()
     workers.bury_dead()
+    down = fence.is_down()
+    if down or _is_time("anchor", every=settings.AFTERCALL_ANCHOR_EVERY):
+        down = bool(_guarded(restore.tend))
+        tick("anchor", by=workers.me(), handled=0)
     schedules.tick()
     if (_anything_due() or _long_quiet()) and OrmQ.objects.count() < settings.Q_CLUSTER["workers"]:
         wake()
@@ -49,9 +60,17 @@ def beat_once() -> None:
     if _is_time("retention", every=settings.AFTERCALL_RETENTION_EVERY):
         begun = Tick.objects.filter(name="retention").exists()  # the first round comes when one interval is over
         tick("retention", by=workers.me(), handled=0)
-        if begun:
+        if begun and not down:
             async_task("reconciliation.tasks.retain", group="retention")
     tick("beat", by=workers.me(), handled=0)
+
+
+def _guarded(duty: Callable[[], Any]) -> Any:
+    """An anchor that cannot be read stops claims, and nothing else: look-ups and schedules' rows go on."""
+    try:
+        return duty()
+    except AnchorUnreadable as error:
+        log.critical("anchor_unreadable", why=str(error))
 
 
 def retain() -> str:

@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 from django_q.models import OrmQ
 
-from . import spool, transition
+from . import anchor, spool, transition
 from .models import Signal, Tick
 from .scrub import fault
 
@@ -120,6 +120,12 @@ CONDITIONS = (
         " HAVING count(*) > 0",
     ),
     Condition(
+        "restored",
+        "The ledger was restored, and nothing is sent until a person releases it",
+        "SELECT '', 'fence:' || id, since, reason || ', ' || marked || ' unknown by it'"
+        " FROM reconciliation_restorefence WHERE state = 'down'",
+    ),
+    Condition(
         "mass_trigger",
         "The guard against mass triggering stopped dispatch",
         "SELECT tenant, 'limit:' || id, since, concat_ws('/', provider, action) FROM reconciliation_limit"
@@ -211,13 +217,24 @@ def _silent(name: str) -> Callable[[datetime], list[Seen]]:
     return find
 
 
+def _anchor(now: datetime) -> list[Seen]:
+    """While the anchor cannot be read, no claim is made by anybody who asks it."""
+    try:
+        anchor.current().read()
+    except anchor.AnchorUnreadable as error:
+        return [("", "anchor", now, str(error))]
+    return []
+
+
 _OUTSIDE: dict[str, Callable[[datetime], list[Seen]]] = {
     "spool_waits": _spooled,
+    "anchor_unreadable": _anchor,
     "queue_old": _queue,
     "beat_silent": _silent("beat"),
 }
 TITLES = {condition.kind: condition.title for condition in CONDITIONS} | {
     "spool_waits": "Receipts wait on disk",
+    "anchor_unreadable": "The anchor cannot be read, so nothing is sent",
     "queue_old": "The wake-up queue is not being emptied",
     "beat_silent": "No beat",
 }

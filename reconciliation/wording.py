@@ -243,6 +243,14 @@ REASONS: dict[str, str] = {
     "job_enabled": "a schedule was switched on",
     "job_disabled": "a schedule was switched off",
     "zone_data_changed": "new zone data; the next run was worked out anew",
+    # a restored ledger
+    "restored": "the ledger was restored from a backup; it may have been sent in the time that was lost",
+    "maybe_replayed": "not shown to be newer than the release of a restored ledger; looked up before it is sent",
+    "fence_came_down": "this is not the ledger that the anchor knows; nothing is sent",
+    "restore_begun": "a person said that this ledger was restored",
+    "restore_released": "a person released the restored ledger",
+    "ledger_adopted": "a person adopted the ledger: nothing of it was lost",
+    "replay_window_over": "the replay window after a restore is over",
     # access and audit
     "access_changed": "a role was given, changed or taken away",
     "export_requested": "the audit log was asked for as a file",
@@ -335,7 +343,9 @@ def limit(row: Limit) -> LimitTold:
 
 
 def _limited(row: Limit) -> str:
-    if row.kind == "stop" or row.most is None:
+    if row.kind == "replay":
+        return "looked up before it is sent, unless shown to be new"
+    if row.kind in ("stop", "restored") or row.most is None:
         return "stopped"
     if row.kind == "concurrency":
         return f"at most {row.most} in flight"
@@ -647,6 +657,13 @@ def observed(entry: JournalEntry) -> tuple[str, str]:
                 "✕",
                 f"A delivery was refused{_by(entry)}: {_WHY_REFUSED.get(str(data.get('disposition')), 'not now')}.",
             )
+        case "restored":
+            return (
+                "◆",
+                f"The ledger was restored from a backup: attempt{number} may have been sent in the time it lost.{tail}",
+            )
+        case "held_back":
+            return "■", f"A claim was {reason(str(data.get('code', '')))}.{tail}"
         case "late_report":
             return "⧗", f"A late report came for attempt{number} and is kept.{tail}"
         case "heartbeat_refused":

@@ -13,6 +13,7 @@ import pytest
 from django.db import connections
 
 from console import embedded
+from reconciliation import fence
 from tests import database
 from tests.book import book  # noqa: F401 - fixtures
 from tests.cast import till  # noqa: F401 - fixtures
@@ -108,11 +109,16 @@ def cleaner(test_database: database.TestDatabase) -> Iterator["psycopg.Connectio
 def ledger_db(
     test_database: database.TestDatabase, cleaner: "psycopg.Connection[Any]", django_db_blocker: Any
 ) -> Iterator[database.TestDatabase]:
-    """Opens the database to a test, as the application role and with commits that are real; empties it afterwards."""
+    """Opens the database to a test, as the application role and with commits that are real; empties it afterwards.
+
+    As in a deployment, the ledger is anchored while it is empty.
+    """
     with django_db_blocker.unblock():
+        fence.look()
         yield test_database
         connections.close_all()
     test_database.empty(cleaner)
+    database.weigh_anchor()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ Tests commit for real, as the application role; afterwards a superuser empties t
 """
 
 import os
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,6 +79,7 @@ class TestDatabase:
             "DATABASE_URL": self.url(user=settings.AFTERCALL_APP_ROLE),
             "DATABASE_OWNER_URL": self.url(user=settings.AFTERCALL_OWNER_ROLE),
             "AFTERCALL_SPOOL": str(settings.AFTERCALL_SPOOL),
+            "AFTERCALL_ANCHOR": str(settings.AFTERCALL_ANCHOR),
         }
 
     def superuser(self) -> "psycopg.Connection[Any]":
@@ -121,6 +123,13 @@ class Clock:
         return self.now()
 
 
+def weigh_anchor() -> None:
+    """Forget the anchor of a database that was emptied, and its trails."""
+    anchor = Path(settings.AFTERCALL_ANCHOR)
+    anchor.unlink(missing_ok=True)
+    shutil.rmtree(f"{anchor}.trail", ignore_errors=True)
+
+
 def server() -> dict[str, Any]:
     """Return how a superuser reaches the run's server."""
     url = os.environ.get("AFTERCALL_TEST_SERVER") or embedded.url(VAR / "postgres")
@@ -143,6 +152,7 @@ def worker_database(worker: str) -> Iterator[TestDatabase]:
         connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*map(sql.Identifier, (name, template))))
     _point_at(name, password)
     settings.AFTERCALL_SPOOL = VAR / f"spool-{worker}"  # a report belongs to one database
+    settings.AFTERCALL_ANCHOR = str(VAR / f"anchor-{worker}.json")  # and so does an anchor
     try:
         yield TestDatabase(name=name, password=password)
     finally:

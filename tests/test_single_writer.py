@@ -70,7 +70,7 @@ def test_what_writes_something_else_is_left_alone(line):
 COLUMNS = {
     "reconciliation_operation": "state", "reconciliation_run": "state", "reconciliation_journalentry": "kind",
     "reconciliation_move": "target", "audit_entry": "to_state", "reconciliation_limit": "kind",
-    "reconciliation_tombstone": "state",
+    "reconciliation_tombstone": "state", "reconciliation_restorefence": "found",
 }  # fmt: skip
 
 

@@ -16,15 +16,16 @@ from reconciliation.transition import NotInTable
 DOC = Path(__file__).resolve().parent.parent / "docs" / "states.md"
 FACT = Fact(actor="system:test", actor_kind="system", reason_code="tried")
 
-# The drawing in the design, and one move more (docs/decisions/proof-of-what-was-to-be-retried.md).
+# The drawing in the design, and a few moves more (docs/decisions/proof-of-what-was-to-be-retried.md and
+# docs/decisions/what-a-restore-makes-unknown.md).
 DRAWN = {
     None: {"ready", "awaiting_approval", "pending"},
-    "awaiting_approval": {"ready", "pending", "failed_terminal", "terminated"},
-    "ready": {"pending", "awaiting_approval", "failed_terminal", "terminated"},
-    "failed_retryable": {"pending", "awaiting_approval", "failed_terminal", "terminated", "succeeded"},
+    "awaiting_approval": {"ready", "pending", "failed_terminal", "terminated", "ambiguous"},
+    "ready": {"pending", "awaiting_approval", "failed_terminal", "terminated", "ambiguous"},
+    "failed_retryable": {"pending", "awaiting_approval", "failed_terminal", "terminated", "succeeded", "ambiguous"},
     "pending": {"succeeded", "failed_retryable", "failed_terminal", "ambiguous", "awaiting_approval"},
     "ambiguous": {"succeeded", "failed_retryable", "failed_terminal", "pending", "terminated"},
-    "failed_terminal": {"succeeded"},
+    "failed_terminal": {"succeeded", "ambiguous"},
     "terminated": {"succeeded"},
     "succeeded": set(),
 }

@@ -178,15 +178,16 @@ $$;
 
 -- Why an operation that needs consent may not be claimed; null where it may. Another attempt of what was claimed under
 -- a consent is still that one action, until the consent's use-by; an unknown one may already have been applied, so a
--- safe repeat adds nothing to what was agreed to.
+-- safe repeat adds nothing to what was agreed to. After a restore one may be unknown to which nobody is known to have
+-- agreed; its request for consent was superseded, and is made anew.
 CREATE OR REPLACE FUNCTION ledger_unconsented(p_id bigint, p_state text, p_fingerprint text, p_now timestamptz)
 RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
     SELECT CASE
-        WHEN p_state = 'ambiguous' THEN NULL
-        WHEN a.state IS NULL OR a.state NOT IN ('approved', 'consumed', 'expired')
+        WHEN p_state = 'ambiguous' AND a.state = 'consumed' THEN NULL
+        WHEN a.state IS NULL OR a.state NOT IN ('approved', 'consumed', 'expired', 'superseded')
           OR a.state = 'consumed' AND p_state <> 'failed_retryable' THEN 'not_approved'
         WHEN a.fingerprint <> p_fingerprint THEN 'approval_of_another'
-        WHEN a.state = 'expired' OR a.use_by <= p_now THEN 'approval_past_use_by'
+        WHEN a.state IN ('expired', 'superseded') OR a.use_by <= p_now THEN 'approval_past_use_by'
     END
     FROM (SELECT 1) AS one LEFT JOIN LATERAL (SELECT * FROM reconciliation_approval n WHERE n.operation_id = p_id
         AND n.action = '' ORDER BY n.id DESC LIMIT 1) AS a ON true;

@@ -17,9 +17,17 @@ BEGIN
          WHERE l.lifted_at IS NULL AND l.tenant IN ('', p_op.tenant) AND l.provider IN ('', p_op.provider)
            AND l.action IN ('', p_op.action) AND l.workflow_type IN ('', p_op.workflow_type)
            AND l.currency IN ('', p_op.currency)
-         ORDER BY l.kind <> 'stop', l.id
+         ORDER BY l.kind NOT IN ('restored', 'replay'), l.kind <> 'stop', l.id
     LOOP
         limit_id := v_limit.id;
+        IF v_limit.kind IN ('restored', 'replay') THEN
+            code := fence_refuses(v_limit, p_op);
+            IF code IS NOT NULL THEN
+                wait := 30;
+                RETURN;
+            END IF;
+            CONTINUE;
+        END IF;
         IF v_limit.kind = 'stop' THEN
             code := 'stopped';
             wait := 30;
@@ -118,7 +126,7 @@ END $$;
 CREATE OR REPLACE FUNCTION ledger_longer(p_wait numeric, p_times int, p_code text)
 RETURNS numeric LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN p_wait IS NULL THEN NULL
-                WHEN p_code = 'stopped' THEN p_wait * 2 ^ least(p_times - 1, 7)
+                WHEN p_code IN ('stopped', 'restored') THEN p_wait * 2 ^ least(p_times - 1, 7)
                 WHEN p_code = 'limit_concurrency' THEN p_wait * 2 ^ least(p_times - 1, 5)
                 ELSE least(greatest(p_wait, 1), 3600) END;
 $$;
@@ -166,6 +174,9 @@ DECLARE
     v_blank CONSTANT jsonb := '{"tenant": "", "provider": "", "action": "", "workflow_type": "", "currency": "",
         "set_by_name": "", "reason": "", "lifted_by": ""}';
 BEGIN
+    IF p_row->>'kind' IN ('restored', 'replay') THEN
+        RAISE EXCEPTION 'a limit of kind % is set by the fence alone', p_row->>'kind';
+    END IF;
     v_new := jsonb_populate_record(NULL::reconciliation_limit, v_blank || p_row);
     v_new.since := aftercall_now();
     v_new.version := 1;
@@ -180,30 +191,39 @@ BEGIN
     RETURN v_new.id;
 END $$;
 
--- A person lifts it, and what it held back is due at once. Rows that somebody has locked come back by themselves.
-CREATE OR REPLACE FUNCTION ledger_lift_limit(p_id bigint, p_version int, p_by text, p_body text, p_openings jsonb)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+-- It ends, and what it held back is due at once. Rows that somebody has locked come back by themselves.
+CREATE OR REPLACE FUNCTION ledger_end_limit(p_old reconciliation_limit, p_by text, p_body text, p_openings jsonb)
+RETURNS void LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
 DECLARE
-    v_old reconciliation_limit;
-    v_now timestamptz;
+    v_now timestamptz := aftercall_now();
 BEGIN
-    SELECT * INTO v_old FROM reconciliation_limit l WHERE l.id = p_id FOR NO KEY UPDATE;
-    IF v_old.id IS NULL OR v_old.lifted_at IS NOT NULL OR v_old.version <> p_version THEN
-        RETURN false;
-    END IF;
-    v_now := aftercall_now();
-    UPDATE reconciliation_limit l SET lifted_at = v_now, lifted_by = p_by, version = l.version + 1 WHERE l.id = p_id;
+    UPDATE reconciliation_limit l SET lifted_at = v_now, lifted_by = p_by, version = l.version + 1
+     WHERE l.id = p_old.id;
     UPDATE reconciliation_run r SET due_at = v_now WHERE r.id IN (
         SELECT w.id FROM reconciliation_run w WHERE w.due_at > v_now AND w.lease_until IS NULL AND w.id IN (
             SELECT o.run_id FROM reconciliation_operation o JOIN reconciliation_heldback h ON h.operation_id = o.id
-             WHERE h.limit_id = p_id AND o.state IN ('ready', 'failed_retryable'))
+             WHERE h.limit_id = p_old.id AND o.state IN ('ready', 'failed_retryable'))
         FOR NO KEY UPDATE SKIP LOCKED);
     UPDATE reconciliation_operation o SET due_at = v_now WHERE o.id IN (
         SELECT w.id FROM reconciliation_operation w WHERE w.due_at > v_now AND w.state IN ('ready', 'failed_retryable')
            AND (w.not_before IS NULL OR w.not_before <= v_now)
-           AND w.id IN (SELECT h.operation_id FROM reconciliation_heldback h WHERE h.limit_id = p_id)
+           AND w.id IN (SELECT h.operation_id FROM reconciliation_heldback h WHERE h.limit_id = p_old.id)
         FOR NO KEY UPDATE SKIP LOCKED);
-    PERFORM audit_append('limit:' || p_id, coalesce(nullif(v_old.tenant, ''), ':all'), 'limit', 'set', 'lifted',
-                         p_version + 1, p_body, p_openings);
+    PERFORM audit_append('limit:' || p_old.id, coalesce(nullif(p_old.tenant, ''), ':all'), 'limit', 'set', 'lifted',
+                         p_old.version + 1, p_body, p_openings);
+END $$;
+
+-- A person lifts a limit. The fence's own are not lifted here: they end with its release.
+CREATE OR REPLACE FUNCTION ledger_lift_limit(p_id bigint, p_version int, p_by text, p_body text, p_openings jsonb)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_old reconciliation_limit;
+BEGIN
+    SELECT * INTO v_old FROM reconciliation_limit l WHERE l.id = p_id FOR NO KEY UPDATE;
+    IF v_old.id IS NULL OR v_old.lifted_at IS NOT NULL OR v_old.version <> p_version
+       OR v_old.kind IN ('restored', 'replay') THEN
+        RETURN false;
+    END IF;
+    PERFORM ledger_end_limit(v_old, p_by, p_body, p_openings);
     RETURN true;
 END $$;
