@@ -41,6 +41,7 @@ NOT_FOUND = "There is nothing here under this number that you may see."
 NEEDED: dict[str, str] = {
     Permission.VIEW_AUDIT: "Reading the audit log needs the role operator, approver, auditor or admin.",
     Permission.EXPORT_AUDIT: "Exporting the audit log needs the role auditor or admin.",
+    Permission.RELEASE: "Releasing a restored ledger needs the role admin in every tenant.",
     Permission.SCHEDULE: "Changing schedules needs the role operator or admin.",
     Permission.VIEW_HEALTH: "The health page needs a role in at least one tenant.",
 }

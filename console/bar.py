@@ -9,7 +9,8 @@ from django.utils import timezone
 
 from console import access, example, processes
 from console.views.approvals import waiting_for
-from reconciliation import limits, wording
+from console.views.restore import banner
+from reconciliation import fence_wording, limits, wording
 from reconciliation.actions import Permission
 
 _ENTRIES = (
@@ -28,7 +29,10 @@ def bar(request: HttpRequest) -> dict[str, Any]:
     if not getattr(request, "user", None) or not request.user.is_authenticated:
         return facts
     entries = [(name, label) for name, label, needed in _ENTRIES if access.tenants_of(request, needed)]
+    fence, anchor_problem = banner()
     return facts | {
+        "restored": {"fence": fence, "told": fence_wording.SHORT.get(fence.reason, "")} if fence else None,
+        "anchor_problem": anchor_problem,
         "entries": entries,
         "counts": _counts(request),
         "stops": [(limit, wording.limit(limit)) for limit in limits.stops(access.tenants_of(request))],

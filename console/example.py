@@ -14,6 +14,7 @@ PEOPLE = {
     "ap_cleo": Role.APPROVER,
     "au_dan": Role.AUDITOR,
     "vi_eve": Role.VIEWER,
+    "ad_fay": Role.ADMIN,
 }
 FIRST = "op_ann"
 _SYSTEM = Actor(id="system:example", kind="system")

@@ -69,6 +69,15 @@ class LiftForm(forms.Form):
         return "The form cannot be read, so nothing was done. Open the page again and press there."
 
 
+class FenceForm(forms.Form):
+    """A decision about the restore fence, as it was drawn."""
+
+    deed = forms.CharField(max_length=12)
+    token = forms.UUIDField()
+    version = forms.IntegerField(min_value=0)
+    reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True)
+
+
 class LimitForm(forms.Form):
     """A stop switch or a limit to be. What is left empty covers everything."""
 

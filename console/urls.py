@@ -2,7 +2,7 @@
 
 from django.urls import include, path
 
-from console.views import approvals, audit, cases, errors, health, limits, people, queue, runs, schedules
+from console.views import approvals, audit, cases, errors, health, limits, people, queue, restore, runs, schedules
 
 urlpatterns = [
     path("", queue.queue, name="queue"),
@@ -26,6 +26,8 @@ urlpatterns = [
     path("limits", limits.limits, name="limits"),
     path("limits/set", limits.set_limit, name="limit_set"),
     path("limits/<int:pk>/lift", limits.lift, name="limit_lift"),
+    path("restore", restore.restore, name="restore"),
+    path("restore/act", restore.act, name="restore_act"),
     path("stops", limits.stops, name="stops"),
     path("healthz", health.healthz, name="healthz"),
     path("sign-in/<str:token>", people.sign_in_link, name="sign_in_link"),

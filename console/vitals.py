@@ -57,6 +57,8 @@ def signals(tenants: list[str]) -> list[Told]:
 
 def _url(row: Signal) -> str:
     kind, _, pk = row.subject.partition(":")
+    if kind in ("fence", "anchor"):
+        return reverse("restore")
     if kind == "limit":
         return f"{reverse('limits')}#limit-{pk}"
     return reverse(_PAGES[kind], args=[pk]) if kind in _PAGES and row.kind != "heard_after_pruning" else ""

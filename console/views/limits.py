@@ -84,6 +84,11 @@ def _answered(request: HttpRequest, answer: Answer, *, reason: str, allowed: boo
     return redirect(f"{back}?done={answer.token}")
 
 
+def _may_lift(limit: Limit, mine: list[str], everywhere: bool) -> bool:
+    """The restore fence is no limit that is lifted: it has a page of its own."""
+    return limit.kind in domain.KINDS and (limit.tenant in mine or (not limit.tenant and everywhere))
+
+
 def _facts(request: HttpRequest) -> dict[str, Any]:
     tenants = access.tenants_of(request)
     mine = access.tenants_of(request, Permission.STOP)
@@ -92,7 +97,7 @@ def _facts(request: HttpRequest) -> dict[str, Any]:
         (
             limit,
             wording.limit(limit),
-            uuid.uuid4() if limit.tenant in mine or (not limit.tenant and everywhere) else None,
+            uuid.uuid4() if _may_lift(limit, mine, everywhere) else None,
         )
         for limit in domain.in_force(tenants)
     ]

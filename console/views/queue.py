@@ -29,9 +29,9 @@ MOST = 1000  # counts stop here: beyond it, "1000+" says as much and costs no sc
 NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 AGES = {"15m": ("older than 15 min", timedelta(minutes=15)), "1h": ("older than 1 h", timedelta(hours=1)),
         "1d": ("older than 1 day", timedelta(days=1))}  # fmt: skip
-FILTERS = ("state", "mark", "provider", "action", "workflow", "tenant", "error", "age")
+FILTERS = ("state", "mark", "provider", "action", "workflow", "tenant", "error", "cause", "age")
 COLUMNS = {"provider": "provider", "action": "action", "workflow": "workflow_type", "tenant": "tenant",
-           "error": "error_class", "state": "state"}  # fmt: skip
+           "error": "error_class", "cause": "reason_code", "state": "state"}  # fmt: skip
 SORTS = {"urgent": "deadline", "age": "age", "money": "money at risk"}
 
 
@@ -191,6 +191,7 @@ def _chips(rows: list[Operation], chosen: dict[str, str], tenants: list[str]) ->
     seen["action"] |= {action for provider in providers.values() for action in provider.actions}
     choices = {name: [(value, value) for value in sorted(values) if value] for name, values in seen.items()}
     choices["error"] = [(value, wording.error(value)) for value, _ in choices["error"]]
+    choices["cause"] = [(value, wording.reason(value)) for value, _ in choices["cause"]]
     choices["state"] = [(state.value, wording.state_label(state).word) for state in State]
     choices["tenant"] = [(slug, slug) for slug in tenants] if len(tenants) > 1 else []
     choices["mark"] = [("escalated", "escalated"), ("none", "not escalated")]
