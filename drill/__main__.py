@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from drill import place, report
@@ -25,7 +24,7 @@ PARTS = {
     "duplicates": "drill.duplicates",
     "model": "drill.model",
     "pulled": "drill.pulled",
-    **({"restored": "drill.restored"} if find_spec("reconciliation.restore") else {}),
+    "restored": "drill.restored",
     "mutations": "drill.mutations",
 }  # in the order in which they run
 

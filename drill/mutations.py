@@ -40,9 +40,19 @@ MUTATIONS = (
         ("tests/test_freeze.py::test_every_write_of_an_old_generation_is_refused",),
     ),
     Mutation(
-        "approval re-check", "ledger_unconsented", "WHEN p_state = 'ambiguous' THEN NULL", "WHEN true THEN NULL",
+        "approval re-check", "ledger_unconsented", "WHEN p_state = 'ambiguous' AND a.state = 'consumed' THEN NULL",
+        "WHEN true THEN NULL",
         ("tests/test_approvals.py::test_the_database_claims_nothing_without_a_consent_that_holds",
          "tests/test_approvals.py::test_a_consent_that_nobody_used_in_time_is_asked_for_again"),
+    ),
+    Mutation(
+        "restore fence", "fence_refuses", "RETURN 'restored'", "RETURN NULL",
+        ("tests/test_fence.py::test_the_database_itself_refuses_every_claim_and_says_why",
+         "tests/test_restore.py::test_no_new_operation_is_sent_and_it_enters_as_unknown"),
+    ),
+    Mutation(
+        "replay window", "fence_refuses", "RETURN 'maybe_replayed'", "RETURN NULL",
+        ("tests/test_restore.py::test_a_new_identity_in_the_replay_window_is_looked_up_before_it_is_sent",),
     ),
     Mutation(
         "retention check", "ledger_move_operation",

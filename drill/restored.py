@@ -1,14 +1,17 @@
 """The part `restored`: a backup is taken at a random point of a run, the run ends, and the backup is brought back.
 
 The restored ledger has forgotten what was sent after the backup. Nothing may be sent until a person releases it, and
-after the release nothing may happen a second time.
+after the release nothing may happen a second time. At every other point the anchor was written before the backup and
+not after it, so that only the trails of the workers know what the backup lacks.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 from django.conf import settings
 from django.db import connections
@@ -21,8 +24,9 @@ from drill.crashes import ORDER
 from drill.flows import PERSON
 from drill.parts import Asked, Told
 from drill.world import FAULTS, World
-from reconciliation import restore, runs, schedules, sweeping, workers
+from reconciliation import fence, restore, runs, schedules, sweeping, workers
 from reconciliation.models import Operation, RestoreFence, Run
+from reconciliation.pressing import Verdict
 
 POINTS, QUICK_POINTS = 50, 3
 
@@ -52,12 +56,12 @@ class Backup(Stage):
         """The database of this name is what the backup held; the world and the anchor know better."""
         self._swap(f"{self.place.name}_backup", self.place.name)
         self.place.superuser.execute("UPDATE drill_clock SET shift = %s", [self.place.shift])
-        restore._looked.__dict__.clear()
+        fence.forget()
         workers._known.clear()
 
 
-def point(folder: Any, number: int, seed: int) -> Iterator[str]:
-    """One restore: what is wrong with it."""
+def point(folder: Any, number: int, seed: int, seen: Counter[str]) -> Iterator[str]:
+    """One restore: what is wrong with it. `seen` counts why the fence came down, and what became unknown."""
     dice = random.Random(seed + number)
     stage = Backup(place.enter(folder, f"restored_{number}"), input=ORDER)
     stage.fresh(seed=number)
@@ -71,42 +75,49 @@ def point(folder: Any, number: int, seed: int) -> Iterator[str]:
         if stage.tape.disturb:  # the run had ended before that point
             stage.tape.disturb = {}
             stage.take()
-        restore.look_and_anchor()
-        before = sum(stage.world.calls.values())
+        known = sum(stage.world.calls.values())
         stage.rest()
-        restore.look_and_anchor()
+        if number % 2:
+            fence.forward()
+        sent = sum(stage.world.calls.values())
         stage.bring_back()
-        yield from _still(stage, "restored", before=sum(stage.world.calls.values()))
-        if sum(stage.world.calls.values()) < before:
-            yield "a call was forgotten"
-        yield from _released(stage)
+        yield from _still(stage, before=sent, lost=sent - known, seen=seen)
+        yield from _released(stage, seen)
     yield from _once(stage.world)
 
 
-def _still(stage: Backup, what: str, *, before: int) -> Iterator[str]:
+def _still(stage: Backup, *, before: int, lost: int, seen: Counter[str]) -> Iterator[str]:
     """Workers and beats do what they can; nothing leaves."""
-    restore.look_and_anchor()
-    row = RestoreFence.objects.get()
-    if not row.is_down:
-        return  # nothing was decided after the backup: the same ledger
     for _ in range(3):
         stage._as_worker(schedules.tick)
         stage._as_worker(sweeping.sweep)
+        restore.tend()
+    down = RestoreFence.objects.get()
+    seen[f"came down as {down.reason}" if down.is_down else "the same ledger"] += 1
+    if not down.is_down:
+        yield f"the fence is up, and {lost} calls were lost"
+    elif lost and down.reason != "behind":
+        yield f"{lost} calls were lost, and the fence came down as {down.reason}"
     if sum(stage.world.calls.values()) != before:
-        yield f"{what}: a call left before the release"
+        yield "a call left before the release"
 
 
-def _released(stage: Backup) -> Iterator[str]:
-    if RestoreFence.objects.get().is_down:
-        while restore.mark():
-            pass
-        restore.release(actor=PERSON, version=RestoreFence.objects.get().version, reason="drill")
+def _released(stage: Backup, seen: Counter[str]) -> Iterator[str]:
+    while restore.mark():
+        pass
+    down = RestoreFence.objects.get()
+    seen["operations made unknown"] += down.marked
+    if down.is_down:
+        answer = restore.release(actor=PERSON, version=down.version, reason="drill", token=uuid4())
+        if answer.verdict is not Verdict.DONE:
+            yield f"not released: {answer.message}"
     yield from stage.rest(rounds=600)  # what is unknown after a restore is looked up for longer
     for operation in Operation.objects.all():
         if operation.state == "succeeded" and stage.world.count(operation.key) != 1:
             yield f"{operation.step}: called succeeded, {stage.world.count(operation.key)} effects"
     if Run.objects.filter(state="running").exists():
         yield "a run is running with nobody holding it"
+    seen[f"run {Run.objects.get().state} in the end"] += 1
 
 
 def _once(world: World) -> Iterator[str]:
@@ -118,11 +129,12 @@ def part(asked: Asked) -> Told:
     """Restore at so many points."""
     points = QUICK_POINTS if asked.quick else POINTS
     failures: list[Any] = []
+    seen: Counter[str] = Counter()
     kept = settings.AFTERCALL_ANCHOR
     for number in range(points):
         with boundaries.installed():
             try:
-                found = list(point(asked.folder, number, asked.seed))
+                found = list(point(asked.folder, number, asked.seed, seen))
             except Killed:
                 found = ["a worker was killed that should not be"]
         failures += [{"point": number, "seed": asked.seed + number, "problem": problem} for problem in found]
@@ -130,7 +142,7 @@ def part(asked: Asked) -> Told:
     return Told(
         name="restored from a backup",
         asks="A backup is brought back: does anything leave before the release, or happen twice after it?",
-        counts={"restores": points},
+        counts={"restores": points, **dict(sorted(seen.items()))},
         failures=failures,
         notes=[f"Seeds {asked.seed} to {asked.seed + points - 1}."],
     )
