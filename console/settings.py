@@ -87,7 +87,7 @@ AFTERCALL_AUDIT_HEADS = [f"reconciliation.{name}.audit_heads" for name in ("tran
 _secrets = secrets.load(AFTERCALL_VAR / "secrets.json", environ=os.environ)
 SECRET_KEY = _secrets.secret_key
 AFTERCALL_KEY_SECRET = _secrets.key_secret  # bytes: HMAC secret of operation keys and fingerprints
-AFTERCALL_SEAL_KEYS = _secrets.seal_keys  # Fernet keys of sealed fields, newest first
+AFTERCALL_SEAL_KEYS = _secrets.seal_keys  # 32 bytes each, newest first
 AFTERCALL_SECRETS_PROBLEM = _secrets.problem
 
 # Database: two roles on one database. The application works as one, migrations run as the other.

@@ -425,14 +425,6 @@ BEGIN
         RETURN;
     END IF;
     v_new.id := nextval('reconciliation_operation_id_seq');
-    v_new.created_at := v_now;
-    v_new.updated_at := v_now;
-    v_new.lease_until := v_now + (p_after->>'lease_until')::numeric * interval '1 second';
-    v_new.due_at := v_now + (p_after->>'due_at')::numeric * interval '1 second';
-    v_new.first_sent_at := v_now + (p_after->>'first_sent_at')::numeric * interval '1 second';
-    v_new.last_sent_at := v_now + (p_after->>'last_sent_at')::numeric * interval '1 second';
-    v_new.same_key_until := v_now + (p_after->>'same_key_until')::numeric * interval '1 second';
-    v_new.escalated_at := v_now + (p_after->>'escalated_at')::numeric * interval '1 second';
     IF random() * p_mass_limit < 16 THEN
         PERFORM ledger_mass_guard(v_new, p_mass_limit);
         v_limits := true;  -- it may have set one just now
@@ -459,9 +451,14 @@ BEGIN
         v_new.intent_version, v_new.lineage, v_new.key, v_new.run_id, v_new.execution, v_new.undo_of_id,
         v_new.retry_policy, v_new.ceiling_minor, v_new.spent_is_final, v_new.consent, v_new.provider, v_new.account,
         v_new.action, v_new.fingerprint, v_new.request_shown, v_new.request_sealed, v_new.amount_minor, v_new.currency,
-        v_new.state, 1, v_new.generation, v_new.claim_nonce, v_new.lease_owner, v_new.lease_until, v_new.due_at,
-        v_new.attempts, '{}', 0, 0, false, 0, 0, v_new.first_sent_at, v_new.last_sent_at, v_new.same_key_until, '',
-        v_new.reason_code, v_new.escalated_at, v_new.escalation_reason, '', '', '', '', '', 0, v_new.requested_by,
+        v_new.state, 1, v_new.generation, v_new.claim_nonce, v_new.lease_owner,
+        v_now + (p_after->>'lease_until')::float8 * interval '1 second',
+        v_now + (p_after->>'due_at')::float8 * interval '1 second',
+        v_new.attempts, '{}', 0, 0, false, 0, 0,
+        v_now + (p_after->>'first_sent_at')::float8 * interval '1 second',
+        v_now + (p_after->>'last_sent_at')::float8 * interval '1 second',
+        v_now + (p_after->>'same_key_until')::float8 * interval '1 second', '', v_new.reason_code,
+        v_now + (p_after->>'escalated_at')::float8 * interval '1 second', v_new.escalation_reason, '', '', '', '', '', 0, v_new.requested_by,
         v_new.on_behalf_of, v_new.intended_at, v_now, v_now);
     IF p_held_code IS NOT NULL THEN
         PERFORM ledger_note_held(v_new.id, p_held_by, p_held_code, v_now);
@@ -500,11 +497,13 @@ DECLARE
     v_held record;
     v_done text;
 BEGIN
-    SELECT o.run_id INTO v_run_id FROM reconciliation_operation o WHERE o.id = p_id;
-    IF v_run_id IS NOT NULL THEN
+    v_old := (SELECT o FROM reconciliation_operation o WHERE o.id = p_id AND o.run_id IS NULL FOR NO KEY UPDATE);
+    IF v_old.id IS NULL THEN
+        -- It has a run, which it keeps for good and which is locked first; or it is gone.
+        SELECT o.run_id INTO v_run_id FROM reconciliation_operation o WHERE o.id = p_id;
         SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_run_id FOR NO KEY UPDATE;
+        v_old := (SELECT o FROM reconciliation_operation o WHERE o.id = p_id FOR NO KEY UPDATE);
     END IF;
-    v_old := (SELECT o FROM reconciliation_operation o WHERE o.id = p_id FOR NO KEY UPDATE);
     v_now := aftercall_now();
     id := p_id;
     at := v_now;
@@ -521,19 +520,22 @@ BEGIN
         WHEN 'same_key' = ANY (p_guard) AND (v_old.same_key_until IS NULL OR v_old.same_key_until <= v_now)
             THEN 'key_forgotten'
     END;
-    IF verdict IS NULL AND 'no_newer' = ANY (p_guard) THEN
-        verdict := ledger_newer_sent(v_old);
-    END IF;
-    verdict := coalesce(verdict, CASE
-        WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
-        WHEN p_to = 'pending' AND v_old.shredded_at IS NOT NULL THEN 'shredded'
-    END);
-    IF verdict IS NULL AND (p_to = 'pending' OR 'unreported' = ANY (p_guard)) AND ledger_applied_reported(p_id) THEN
-        verdict := 'reported_applied';
-    END IF;
-    IF verdict IS NULL AND p_to = 'pending' AND v_run_id IS NOT NULL
-       AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, p_run_generation) THEN
-        verdict := 'run_not_held';
+    IF verdict IS NULL AND (p_to = 'pending' OR p_consent IS NOT NULL OR p_guard <> '{held}') THEN
+        -- What an ordinary settlement need not be asked.
+        IF verdict IS NULL AND 'no_newer' = ANY (p_guard) THEN
+            verdict := ledger_newer_sent(v_old);
+        END IF;
+        verdict := coalesce(verdict, CASE
+            WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
+            WHEN p_to = 'pending' AND v_old.shredded_at IS NOT NULL THEN 'shredded'
+        END);
+        IF verdict IS NULL AND (p_to = 'pending' OR 'unreported' = ANY (p_guard)) AND ledger_applied_reported(p_id) THEN
+            verdict := 'reported_applied';
+        END IF;
+        IF verdict IS NULL AND p_to = 'pending' AND v_run_id IS NOT NULL
+           AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, p_run_generation) THEN
+            verdict := 'run_not_held';
+        END IF;
     END IF;
     IF verdict IS NULL AND p_to IS NOT NULL THEN
         PERFORM 1 FROM reconciliation_move m
@@ -542,11 +544,13 @@ BEGIN
             verdict := 'not_in_table';
         END IF;
     END IF;
-    IF verdict IS NULL AND p_consent->'use' IS NOT NULL THEN
-        verdict := ledger_unusable(p_consent->'use', p_id, NULL, v_now);
-    END IF;
-    IF verdict IS NULL AND p_to = 'pending' AND v_old.consent <> '' THEN
-        verdict := ledger_unconsented(p_id, v_old.state, v_old.fingerprint, v_now);
+    IF verdict IS NULL AND (p_to = 'pending' OR p_consent IS NOT NULL) THEN
+        IF verdict IS NULL AND p_consent->'use' IS NOT NULL THEN
+            verdict := ledger_unusable(p_consent->'use', p_id, NULL, v_now);
+        END IF;
+        IF verdict IS NULL AND p_to = 'pending' AND v_old.consent <> '' THEN
+            verdict := ledger_unconsented(p_id, v_old.state, v_old.fingerprint, v_now);
+        END IF;
     END IF;
     IF verdict IS NOT NULL THEN
         RETURN;
