@@ -9,8 +9,7 @@ APPEND = r"""
 CREATE OR REPLACE FUNCTION public.audit_append(
   p_subject text, p_tenant text, p_event text, p_from text, p_to text, p_version int, p_body text,
   p_openings jsonb DEFAULT NULL
-) RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off AS $$
+) RETURNS bigint LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   -- Refuses a text that is not one JSON value, and so one that would break out of its place in the record.
   v_body jsonb := p_body::jsonb;
