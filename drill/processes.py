@@ -11,7 +11,7 @@ from drill.parts import Asked, Told
 
 FILES = (
     "tests/test_kill.py", "tests/test_run_kill.py", "tests/test_freeze.py", "tests/test_ten_assertions.py",
-    "tests/test_eight_failures.py", "tests/test_five_of_scheduling.py",
+    "tests/test_eight_failures.py", "tests/test_five_of_scheduling.py", "tests/test_many_beats.py",
 )  # fmt: skip
 QUICK = ("tests/test_run_kill.py::test_killed_in_the_call_of_a_step_another_worker_goes_on",)
 

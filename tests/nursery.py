@@ -71,6 +71,14 @@ class Worker:
         """Let it leave the boundary at which it waits, or will."""
         (self.folder / f"go-{boundary}").touch()
 
+    def stop(self) -> None:
+        """Let it end a loop that it is in."""
+        (self.folder / "stop").touch()
+
+    def has_reached(self, event: str) -> bool:
+        """Whether it has said `event` by now."""
+        return any(one["event"] == event for one in self.events())
+
     def kill(self) -> None:
         """SIGKILL, and wait until the kernel has nothing left of it."""
         os.kill(self.pid, signal.SIGKILL)

@@ -341,6 +341,7 @@ def test_approve_and_deny_at_once_is_one_decision_and_the_loser_is_told(clerk):
         won = ["approved", "denied"].index(approval.state)
         assert answers[won].verdict is Verdict.DONE
         loser = answers[1 - won]
+        assert not isinstance(loser, BaseException), repr(loser)
         name = (CLEO, ROOT)[won].name
         assert loser.verdict is Verdict.CONFLICT
         assert f"Already {approval.state} by {name} at 20" in loser.message

@@ -6,7 +6,7 @@ which it is to stop it says so and waits for the file `go` beside it. Nothing of
 boundaries are wrapped around its functions in here.
 
 A job is a JSON object:
-    do         perform | retry | advance | sweep | callers
+    do         perform | retry | advance | sweep | callers | beat
     folder     where its events are written
     stop_at    boundaries at which it waits (see BOUNDARIES)
     passing    how often it passes such a boundary before it waits
@@ -48,6 +48,7 @@ from reconciliation import (
     settlement,
     settling,
     sweeping,
+    tasks,
     transition,
     workers,
 )
@@ -97,13 +98,16 @@ def _before(module: Any, name: str) -> Callable[[Told, str], None]:
     return wrap
 
 
-def _after(module: Any, name: str) -> Callable[[Told, str], None]:
+def _after(module: Any, name: str, *, some: bool = False) -> Callable[[Told, str], None]:
+    """`some`: only where it did something, and answers how much."""
+
     def wrap(told: Told, boundary: str) -> None:
         plain = getattr(module, name)
 
         def stopped(*args: Any, **named: Any) -> Any:
             answer = plain(*args, **named)
-            told.wait_at(boundary)
+            if answer or not some:
+                told.wait_at(boundary)
             return answer
 
         setattr(module, name, stopped)
@@ -115,6 +119,9 @@ def _after(module: Any, name: str) -> Callable[[Told, str], None]:
 BOUNDARIES = {
     "starting": _before(runs, "start"),
     "ticking": _before(schedules, "tick"),
+    "slot_made": _before(schedules, "start"),  # the slot is committed, and its run is not begun
+    "run_made": _after(runs, "start"),  # within the transaction that gives the slot its run
+    "ticked": _after(schedules, "tick", some=True),  # the run is there, and nobody has been woken
     "before_claim": _before(claims, "_write_claim"),
     "claimed": _after(claims, "_write_claim"),
     "sending": _before(HttpProvider, "_own_client"),  # behind the executor's check of send_by, before the adapter's
@@ -165,6 +172,15 @@ def _beat_and_sweep(job: Job) -> Any:
     return sweeping.sweep()
 
 
+def _beat(job: Job) -> int:
+    """One beat after the other until the file `stop` is there. Answers how many there were."""
+    beats = 0
+    while not (Path(job["folder"]) / "stop").exists():
+        tasks.beat_once()
+        beats += 1
+    return beats
+
+
 def _sweep(job: Job) -> Any:
     return sweeping.sweep()
 
@@ -206,6 +222,7 @@ VERBS: dict[str, Callable[[Job], Any]] = {
     "advance": _advance,
     "start_and_advance": _start_and_advance,
     "beat_and_sweep": _beat_and_sweep,
+    "beat": _beat,
     "sweep": _sweep,
     "callers": _callers,
 }
