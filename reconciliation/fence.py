@@ -26,7 +26,7 @@ from audit.verify import Head
 from . import anchor
 from .actors import Actor
 from .anchor import AnchorUnreadable, Known, Trails
-from .models import Limit, RestoreFence
+from .models import Limit, Operation, RestoreFence
 from .transition import ALIAS
 
 log = structlog.get_logger(__name__)
@@ -122,10 +122,17 @@ def look() -> None:
 
 def note(operation: int, generation: int) -> None:
     """Put a committed claim on the trail before its request leaves. Raises AnchorUnreadable: then nothing may leave."""
-    if _looked.place is None:  # a thread that sends what another one claimed
-        look()
+    if _looked.connection is None or _looked.connection is not connections[ALIAS].connection:
+        _look_for(operation, generation)
     assert _looked.place is not None
     _looked.place.note(_looked.database, operation, generation)
+
+
+def _look_for(operation: int, generation: int) -> None:
+    """The connection is not the one on which this was claimed: the server behind it may have been exchanged since."""
+    look()
+    if is_down() or not Operation.objects.filter(pk=operation, generation=generation).exists():
+        raise AnchorUnreadable("The ledger behind a new connection does not hold this claim, or may send nothing.")
 
 
 def _settled() -> Here:

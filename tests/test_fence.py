@@ -14,7 +14,7 @@ from django.db import connections, transaction
 
 from audit import verify
 from audit.models import Entry
-from reconciliation import anchor, claims, executor, fence, restore, transition
+from reconciliation import anchor, claims, executor, fence, registry, restore, transition
 from reconciliation.models import Limit, Operation, RestoreFence
 from reconciliation.states import State
 from tests import database
@@ -316,6 +316,30 @@ def test_a_claim_that_cannot_be_noted_outside_is_not_sent(clerk: Clerk, monkeypa
     monkeypatch.setattr(anchor.current(), "note", full)
     pk = perform(2).pk
     assert (row(pk).state, row(pk).reason_code, len(clerk.calls)) == (State.FAILED_RETRYABLE, "not_sent", 1)
+
+
+def claimed() -> executor.Claim:
+    intent, provider = order(), registry.provider("clerk")
+    spec = provider.actions["keyed"]
+    claims.on_record()
+    claim = executor.claim_new(executor.row_of(intent, provider, spec), intent, provider, spec, AGENT)
+    assert claim is not None
+    return claim
+
+
+def test_a_claim_that_the_server_lost_before_its_request_left_is_not_sent(clerk: Clerk, backup: Any) -> None:
+    """The connection broke behind the claim, and the database came back without it."""
+    earlier = backup()
+    claim = claimed()
+    earlier.bring_back()
+    executor.dispatch(claim)
+    assert clerk.calls == []
+
+
+def test_a_claim_that_is_still_there_behind_a_new_connection_is_sent(clerk: Clerk) -> None:
+    claim = claimed()
+    connections.close_all()
+    assert executor.dispatch(claim).state == State.SUCCEEDED
 
 
 def test_a_new_connection_is_looked_at_and_a_known_one_is_not(clerk: Clerk, monkeypatch: Any) -> None:

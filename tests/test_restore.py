@@ -38,6 +38,7 @@ from reconciliation.providers.base import OutcomeUnknown, Unavailable
 from reconciliation.states import State
 from tests import database, timetable
 from tests.backups import Backup
+from tests.book import Shelf, entry
 from tests.cast import operation
 from tests.database import Clock
 from tests.ledger import changes_without_audit
@@ -678,3 +679,28 @@ def test_a_spooled_report_of_the_lost_time_meets_no_other_operation(
     spool.bring_in()
     assert kinds(new.pk) == ["attempt_started", "receipt"]
     assert list(spool.folder().glob("*.unreadable"))
+
+
+# Local effects
+
+
+def test_a_local_effect_was_lost_with_its_ledger_so_it_is_done_again_after_the_release(
+    book: Shelf, clerk: Clerk, clock: Clock, backup: Any
+) -> None:
+    earlier = backup()
+    lost = executor.perform(entry(), actor=AGENT)
+    assert (lost.state, book.rows()) == (State.SUCCEEDED, 1)
+    restored(earlier)
+    assert book.rows() == 0
+    again = executor.perform(entry(), actor=AGENT)
+    assert again.state == State.AMBIGUOUS
+    for _ in range(4):
+        clock.advance(minutes=1)
+        sweeping.sweep()
+    assert (row(again.pk).state, book.rows()) == (State.SUCCEEDED, 1)
+
+
+def test_what_nothing_can_find_out_calls_a_person_at_once(clerk: Clerk, backup: Any) -> None:
+    restored(backup())
+    outcome = executor.perform(order("none", provider="blind"), actor=AGENT)
+    assert row(outcome.pk).escalation_reason == "nothing_can_find_out"

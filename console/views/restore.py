@@ -31,6 +31,7 @@ DEEDS = {"release": domain.release, "adopt": domain.adopt, "begin": domain.begin
 def restore(request: HttpRequest) -> HttpResponse:
     """Where the fence stands; `?done=<token>` shows how an earlier press ended."""
     tenants = access.require(request, Permission.VIEW_HEALTH)
+    fence.forget()  # this page shows what is so now
     return live.answer(request, page="restore.html", part="_restore.html", facts=_facts(request, tenants))
 
 
@@ -60,9 +61,11 @@ def act(request: HttpRequest) -> HttpResponse:
 
 
 def _facts(request: HttpRequest, tenants: list[str]) -> dict[str, Any]:
+    problem = banner()[1]
     now = fence.current()
     return {
         "fence": now,
+        "problem": problem,
         "told": fence_wording.told(domain.found(now)) if now and now.reason else [],
         "why": fence_wording.LONG.get(now.reason, now.reason) if now else "",
         "unknown": _unknown(tenants),
