@@ -74,8 +74,7 @@ MUTATIONS = (
     ),
     Mutation(
         "send-by", "reconciliation.claims._send_window", "", "for_ever",
-        ("tests/test_freeze.py::test_a_worker_that_wakes_after_its_time_to_send_sends_nothing",
-         "tests/test_executor.py::test_no_time_left_means_no_time_and_not_no_limit"),
+        ("tests/test_executor.py::test_after_the_send_by_deadline_nothing_is_sent",),
     ),
 )  # fmt: skip
 
