@@ -80,9 +80,12 @@ AFTERCALL_ANCHOR_EVERY = _seconds("AFTERCALL_ANCHOR_EVERY", 2)  # the anchor is 
 AFTERCALL_REPLAY_WINDOW = _seconds(
     "AFTERCALL_REPLAY_WINDOW", 30 * 86400
 )  # what was lost may be asked for again so long
+AFTERCALL_OUTBOX_KEEP = _seconds("AFTERCALL_OUTBOX_KEEP", 14 * 86400)  # messages that are over are shown so long
 AFTERCALL_NOTIFY = os.environ.get("AFTERCALL_NOTIFY", "")  # dotted path of a callable; see docs/operate.md
 AFTERCALL_SCHEDULE_GRACE = _seconds("AFTERCALL_SCHEDULE_GRACE", 15)  # a start that is no later counts as on time
-AFTERCALL_AUDIT_HEADS = [f"reconciliation.{name}.audit_heads" for name in ("transition", "schedules", "fence")]
+AFTERCALL_AUDIT_HEADS = [
+    f"reconciliation.{name}.audit_heads" for name in ("transition", "schedules", "fence", "outbox")
+]
 
 _secrets = secrets.load(AFTERCALL_VAR / "secrets.json", environ=os.environ)
 SECRET_KEY = _secrets.secret_key

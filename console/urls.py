@@ -2,7 +2,20 @@
 
 from django.urls import include, path
 
-from console.views import approvals, audit, cases, errors, health, limits, people, queue, restore, runs, schedules
+from console.views import (
+    approvals,
+    audit,
+    cases,
+    errors,
+    health,
+    limits,
+    outbox,
+    people,
+    queue,
+    restore,
+    runs,
+    schedules,
+)
 
 urlpatterns = [
     path("", queue.queue, name="queue"),
@@ -29,6 +42,9 @@ urlpatterns = [
     path("restore", restore.restore, name="restore"),
     path("restore/act", restore.act, name="restore_act"),
     path("stops", limits.stops, name="stops"),
+    path("outbox", outbox.outbox, name="outbox"),
+    path("outbox/<int:pk>/release", outbox.release, name="message_release"),
+    path("outbox/<int:pk>/discard", outbox.discard, name="message_discard"),
     path("healthz", health.healthz, name="healthz"),
     path("sign-in/<str:token>", people.sign_in_link, name="sign_in_link"),
     path("example/switch", people.switch, name="switch"),

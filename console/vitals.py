@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django_q.models import OrmQ
 
-from reconciliation import watch
+from reconciliation import publishing, watch
 from reconciliation.models import Operation, Run, Signal, Tick, Worker
 from reconciliation.transition import database_now
 from reconciliation.wording import duration
@@ -35,6 +35,7 @@ class Check:
     bad: str = ""
     table: list[list[str]] = field(default_factory=list)
     columns: tuple[str, ...] = ()
+    link: tuple[str, str] | None = None  # (name of a page, what the link says)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def _url(row: Signal) -> str:
     kind, _, pk = row.subject.partition(":")
     if kind in ("fence", "anchor"):
         return reverse("restore")
+    if kind in ("message", "outbox"):
+        return f"{reverse('outbox')}#message-{pk}" if pk else reverse("outbox")
     if kind == "limit":
         return f"{reverse('limits')}#limit-{pk}"
     return reverse(_PAGES[kind], args=[pk]) if kind in _PAGES and row.kind != "heard_after_pruning" else ""
@@ -67,7 +70,7 @@ def _url(row: Signal) -> str:
 def checks() -> list[Check]:
     """Every part, each by a constant number of queries."""
     now = database_now()
-    parts: list[Callable[[datetime], Check]] = [_overdue, _queue, _beat, _zones, _database, _workers]
+    parts: list[Callable[[datetime], Check]] = [_overdue, _outbox, _queue, _beat, _zones, _database, _workers]
     return [part(now) for part in parts]
 
 
@@ -81,6 +84,16 @@ def _overdue(now: datetime) -> Check:
         rows.append((f"Overdue {name}", _capped(number) + (f", oldest by {duration(now - oldest)}" if oldest else "")))
     bad = "Due work is not being taken. Look at beat and workers; nothing is lost, it waits in the ledger."
     return Check("Due work", rows, bad if late else "")
+
+
+def _outbox(now: datetime) -> Check:
+    seen = publishing.backlog(before=now - LATE)
+    waits = _capped(seen.waiting) + (f", the oldest for {duration(now - seen.since)}" if seen.since else "")
+    rows = [("Waiting", waits), ("Late", _capped(seen.late)), ("With a person", _capped(seen.stuck))]
+    late = "Messages are not being published. Look at beat and workers; nothing is lost, they wait in the outbox. "
+    stuck = "Some messages cannot be published as they are and wait for a person. "
+    bad = (late if seen.late else "") + (stuck if seen.stuck else "")
+    return Check("Outbox", rows, bad.strip(), link=("outbox", "The messages"))
 
 
 def _queue(now: datetime) -> Check:

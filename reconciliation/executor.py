@@ -8,6 +8,7 @@ claim whose lease runs out, and an expired lease is an unknown outcome, never a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -82,6 +83,34 @@ def perform(intent: Intent, *, actor: Actor) -> Outcome:
     if claim is None:
         return _submitted_before(row, intent, actor)
     return dispatch(claim)
+
+
+def submit(intent: Intent, *, actor: Actor, **details: Any) -> Outcome:
+    """Record it, due at once, for the workers to do; or say what is known where it was submitted before. Sends nothing.
+
+    `details` stand in the audit entry of its birth. Raises what perform() raises.
+    """
+    provider = registry.provider(intent.provider)
+    spec = registry.spec(intent.provider, intent.action)
+    row = row_of(intent, provider, spec)
+    try:
+        if intent.consent is not None and consent.needed(intent.consent, intent.request):
+            _record_and_ask(row, intent, provider, spec, actor, stored=consent.text(intent.consent))
+        else:
+            waits = {**row, "state": State.READY, "reason_code": "queued"}
+            fact = actor.fact("queued", on_behalf_of=intent.on_behalf_of, **details)
+            record(waits, intent, actor, after={"due_at": 0}, fact=fact)
+    except transition.Pruned:
+        return _pruned(row, intent, actor)
+    except transition.TooOld:
+        raise TooOld(spec) from None
+    except (OperationalError, InterfaceError, InternalError, ProgrammingError) as error:
+        raise LedgerUnavailable("it could not be recorded; nothing was sent") from error
+    operation = _on_record(row, intent, actor)
+    if operation is None:  # pruned since
+        return _pruned(row, intent, actor)
+    told = stored_outcome(operation)
+    return replace(told, disposition=Disposition.QUEUED) if operation.state == State.READY else told
 
 
 def _ask_first(row: Mapping[str, Any], intent: Intent, provider: Provider, spec: ActionSpec, actor: Actor) -> Outcome:
@@ -297,21 +326,27 @@ def _send(claim: Claim) -> Receipt | Exception:
 
 
 def _submitted_before(row: Mapping[str, Any], intent: Intent, actor: Actor) -> Outcome:
+    operation = _on_record(row, intent, actor)
+    if operation is None:  # pruned since the claim found it
+        return _pruned(row, intent, actor)
+    if operation.state in (State.READY, State.FAILED_RETRYABLE) and operation.escalated_at is None:
+        return _go_on(operation, intent, actor)
+    return _told(operation, actor)
+
+
+def _on_record(row: Mapping[str, Any], intent: Intent, actor: Actor) -> Operation | None:
+    """The operation of this identity. Raises FingerprintMismatch where it is one with another request."""
     operation = Operation.objects.filter(
         lineage=bytes.fromhex(row["lineage"][2:]), intent_version=intent.identity.intent_version
     ).first()
-    if operation is None:  # pruned since the claim found it
-        return _pruned(row, intent, actor)
-    if operation.fingerprint != row["fingerprint"]:
+    if operation is not None and operation.fingerprint != row["fingerprint"]:
         transition.refuse(
             subject=operation.subject,
             tenant=operation.tenant,
             fact=actor.fact("fingerprint_mismatch", stored=operation.fingerprint, offered=row["fingerprint"]),
         )
         raise FingerprintMismatch(pk=operation.pk, stored=operation.fingerprint, offered=row["fingerprint"])
-    if operation.state in (State.READY, State.FAILED_RETRYABLE) and operation.escalated_at is None:
-        return _go_on(operation, intent, actor)
-    return _told(operation, actor)
+    return operation
 
 
 def _go_on(operation: Operation, intent: Intent, actor: Actor) -> Outcome:

@@ -6,6 +6,7 @@ sql/ledger.sql, which `transition.py` alone calls; a state cannot be written in 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from django.contrib.postgres.fields import ArrayField
@@ -15,7 +16,7 @@ from django.db.models import Q
 from .occurrences import JobKind, Missed, Overlap, SlotState
 from .providers.base import Json
 from .sealing import join
-from .states import APPROVAL_OPEN, RUN_TERMINAL, ApprovalState, Kind, RunState, State, Subject
+from .states import APPROVAL_OPEN, RUN_TERMINAL, ApprovalState, Kind, MessageState, RunState, State, Subject
 
 
 def _choices_check(field: str, values: Any, name: str) -> models.CheckConstraint:
@@ -578,6 +579,92 @@ class LocalEffect(models.Model):
 
     operation_id = models.BigIntegerField()
     generation = models.IntegerField()
+
+
+class Message(models.Model):
+    """What business code asked for in its own transaction, and which operation came of it.
+
+    Written by outbox.py alone. Its identity is that of the operation, so that publishing it twice makes one operation.
+    """
+
+    tenant = models.CharField(max_length=64)
+    workflow_type = models.CharField(max_length=200)
+    workflow_id = models.CharField(max_length=200)
+    step = models.CharField(max_length=200)
+    business_object = models.CharField(max_length=420)  # as JSON: the text "7" and the number 7 are two objects
+    intent_version = models.IntegerField(default=1)
+    lineage = models.BinaryField()
+    ordering = models.CharField(max_length=200, default="")  # messages that share it go one after the other; "": none
+    provider = models.CharField(max_length=64)
+    action = models.CharField(max_length=120)
+    fingerprint = models.CharField(
+        max_length=80
+    )  # of all that was asked for; another one under this identity is refused
+    request_sealed = models.TextField(default="")  # all of it; emptied when it is published
+    terms = models.TextField(default="{}")  # JSON: retry policy, consent, owners
+    requested_by = models.CharField(max_length=120, default="")
+    on_behalf_of = models.CharField(max_length=120, default="")
+    intended_at = models.DateTimeField()
+    state = models.CharField(max_length=12)
+    version = models.IntegerField(default=0)  # rises with every decision about it; each of them is in the audit log
+    due_at = models.DateTimeField(null=True)
+    tries = models.IntegerField(default=0)  # in vain, since it waits
+    problem = models.CharField(max_length=64, default="")  # a reason code: why the last try was in vain
+    detail = models.CharField(max_length=300, default="")  # the same as a sentence; never what was asked for
+    operation_id = models.BigIntegerField(null=True)  # no foreign key: it outlives the operation, or goes before it
+    created_at = models.DateTimeField()
+    changed_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            # One message an identity: business code that is run twice asks once.
+            models.UniqueConstraint(fields=["lineage", "intent_version"], name="message_identity"),
+            _choices_check("state", MessageState, "message_state_known"),
+            # What waits is looked at again, and nothing else is.
+            models.CheckConstraint(
+                condition=Q(state=MessageState.WAITING, due_at__isnull=False)
+                | (~Q(state=MessageState.WAITING) & Q(due_at__isnull=True)),
+                name="message_waiting_is_due",
+            ),
+            # Published means that there is an operation.
+            models.CheckConstraint(
+                condition=Q(state=MessageState.PUBLISHED, operation_id__isnull=False)
+                | (~Q(state=MessageState.PUBLISHED) & Q(operation_id__isnull=True)),
+                name="message_published_has_operation",
+            ),
+            # What may still be published has something to publish; what is stuck says why.
+            models.CheckConstraint(
+                condition=~Q(state__in=[MessageState.WAITING, MessageState.STUCK]) | ~Q(request_sealed=""),
+                name="message_open_has_request",
+            ),
+            models.CheckConstraint(
+                condition=~Q(state=MessageState.STUCK) | ~Q(problem=""), name="message_stuck_says_why"
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["state", "due_at", "id"],
+                condition=Q(state__in=[MessageState.WAITING, MessageState.STUCK]),
+                name="message_open",
+            ),
+            models.Index(fields=["tenant", "ordering", "id"], condition=~Q(ordering=""), name="message_in_order"),
+            models.Index(
+                fields=["changed_at"],
+                condition=Q(state__in=[MessageState.PUBLISHED, MessageState.DISCARDED]),
+                name="message_done",
+            ),
+            models.Index(fields=["tenant", "-id"], name="message_newest"),
+        ]
+
+    @property
+    def subject(self) -> str:
+        """What the audit log knows it by."""
+        return f"message:{self.pk}"
+
+    @property
+    def object_text(self) -> str:
+        """The business object as people write it."""
+        return str(json.loads(self.business_object))
 
 
 class Signal(models.Model):

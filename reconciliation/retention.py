@@ -38,12 +38,14 @@ class Tally:
     kept: Counter[str] = field(default_factory=Counter)
     shredded: int = 0
     forgotten: int = 0
+    messages: int = 0
 
     def told(self) -> str:
         """In one sentence."""
         gone = f"{self.pruned['operation']} operations and {self.pruned['run']} runs pruned, {self.shredded} shredded"
         kept = ", ".join(f"{number} {why}" for why, number in sorted(self.kept.items()))
-        return f"{gone}; {self.forgotten} tombstones and counts forgotten; kept for now: {kept or 'none that was due'}."
+        over = f"{self.forgotten} tombstones and counts and {self.messages} messages forgotten"
+        return f"{gone}; {over}; kept for now: {kept or 'none that was due'}."
 
 
 def tend(*, limit: int = BATCH, dry_run: bool = False) -> Tally:
@@ -58,6 +60,7 @@ def tend(*, limit: int = BATCH, dry_run: bool = False) -> Tally:
         _count(tally, "run", "pruned" if dry_run else _prune(run.subject, _run_keep()))
     if not dry_run:
         tally.forgotten = transition.forget(tombstones_older=settings.AFTERCALL_TOMBSTONES, limit=limit)
+        tally.messages = transition.forget_messages(older=settings.AFTERCALL_OUTBOX_KEEP, limit=limit)
     return tally
 
 

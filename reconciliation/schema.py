@@ -63,6 +63,8 @@ READ_ONLY = (
 WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken", "reconciliation_signal")
 # Schedules have one writer of their own, schedules.py, which audits; nothing of them is ever deleted.
 SCHEDULES = ("reconciliation_job", "reconciliation_slot")
+# So has the outbox (outbox.py); what is over goes through ledger_forget_messages() alone, so that none can be lost.
+MESSAGES = ("reconciliation_message",)
 
 
 def install(connection: Any) -> None:
@@ -99,7 +101,7 @@ def _rights(cursor: Any, role: str) -> None:
         cursor.execute(f"GRANT SELECT ON {table} TO {role}")
     for table in WRITABLE:
         cursor.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {role}")
-    for table in SCHEDULES:
+    for table in SCHEDULES + MESSAGES:
         cursor.execute(f"GRANT SELECT, INSERT, UPDATE ON {table} TO {role}")
 
 

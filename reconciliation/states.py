@@ -68,6 +68,15 @@ class ApprovalState(StrEnum):
     SUPERSEDED = "superseded"
 
 
+class MessageState(StrEnum):
+    """What became of a message of the outbox. It has no table of moves: outbox.py is its one writer."""
+
+    WAITING = "waiting"  # to be published
+    PUBLISHED = "published"  # there is an operation for it
+    STUCK = "stuck"  # it cannot be published as it is; a person must act
+    DISCARDED = "discarded"  # a person said that it is not to be published
+
+
 class Basis(StrEnum):
     """On what an outcome rests."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 from django.conf import settings
 
-from . import approvals, executor, reconciler, registry, retrying, runs, transition
+from . import approvals, executor, publishing, reconciler, registry, retrying, runs, transition
 from .actors import SYSTEM
 from .models import Operation
 from .scrub import fault
@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 def sweep(*, limit: int = 50) -> int:
     """Do everything that is due, up to `limit` of each kind. Returns how many were handled."""
-    handled = 0
+    handled = publishing.publish(limit=limit)  # first: what it makes is due at once
     for pk in transition.take_due(Kind.APPROVAL, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):
         handled += _guarded(approvals.end_due, pk, Kind.APPROVAL)
     for pk in transition.take_due(Kind.OPERATION, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):

@@ -12,7 +12,7 @@ from django.db import connections
 from django_q.models import OrmQ
 from django_q.tasks import async_task
 
-from . import fence, restore, retention, schedules, spool, sweeping, transition, watch, workers
+from . import fence, publishing, restore, retention, schedules, spool, sweeping, transition, watch, workers
 from .anchor import AnchorUnreadable
 from .models import Approval, Operation, Run, Tick
 
@@ -92,6 +92,7 @@ def _anything_due() -> bool:
         Operation.objects.filter(due_at__lte=now).exists()
         or Run.objects.filter(due_at__lte=now).exists()
         or Approval.objects.filter(due_at__lte=now).exists()
+        or publishing.anything_due()
         or any(spool.folder().glob("*.report"))
     )
 

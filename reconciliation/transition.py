@@ -511,6 +511,12 @@ def forget(*, tombstones_older: float, limit: int) -> int:
     return int(stones) + int(uses)
 
 
+def forget_messages(*, older: float, limit: int) -> int:
+    """Drop messages of the outbox that have been over for `older` seconds. Returns how many."""
+    (gone,) = _call("SELECT ledger_forget_messages(%s, %s)", [older, limit])
+    return int(gone)
+
+
 def take_due(kind: Kind, *, limit: int, again: float) -> list[int]:
     """Ids of due work, each handed to one caller, due again in `again` seconds should that caller be lost."""
     with connections[ALIAS].cursor() as cursor:

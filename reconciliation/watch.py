@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 from django_q.models import OrmQ
 
-from . import anchor, spool, transition
+from . import anchor, publishing, spool, transition
 from .models import Signal, Tick
 from .scrub import fault
 
@@ -140,6 +140,12 @@ CONDITIONS = (
         " GROUP BY l.tenant, l.id ORDER BY 3",
     ),
     Condition(
+        "message_stuck",
+        "A message of the outbox cannot be published",
+        "SELECT tenant, 'message:' || id, changed_at, replace(problem, '_', ' ') || ', ' || provider || ' ' || action"
+        " FROM reconciliation_message WHERE state = 'stuck' ORDER BY changed_at",
+    ),
+    Condition(
         "heard_after_pruning",  # opened by ledger_note(); it stays in sight for a month
         "A report came about something that was pruned",
         "SELECT tenant, subject, since, detail FROM reconciliation_signal WHERE kind = 'heard_after_pruning'"
@@ -226,15 +232,23 @@ def _anchor(now: datetime) -> list[Seen]:
     return []
 
 
+def _outbox(now: datetime) -> list[Seen]:
+    """Messages that should have been published; what waits behind another one is not late."""
+    seen = publishing.backlog(before=now - OVERDUE)
+    return [("", "outbox", seen.since or now, f"{seen.late} due, {seen.waiting} wait")] if seen.late else []
+
+
 _OUTSIDE: dict[str, Callable[[datetime], list[Seen]]] = {
     "spool_waits": _spooled,
     "anchor_unreadable": _anchor,
+    "outbox_behind": _outbox,
     "queue_old": _queue,
     "beat_silent": _silent("beat"),
 }
 TITLES = {condition.kind: condition.title for condition in CONDITIONS} | {
     "spool_waits": "Receipts wait on disk",
     "anchor_unreadable": "The anchor cannot be read, so nothing is sent",
+    "outbox_behind": "Messages of the outbox are not being published",
     "queue_old": "The wake-up queue is not being emptied",
     "beat_silent": "No beat",
 }

@@ -149,6 +149,12 @@ REASONS: dict[str, str] = {
     "pruned": "settled long ago; its row was pruned and how it ended is on record",
     "too_old": "refused: too long ago to tell whether it was done already",
     "run_ended": "its run has ended, so it is not tried any more",
+    "queued": "recorded, and due at once",
+    # messages of the outbox
+    "invalid_request": "what it asks for cannot be taken",
+    "cannot_be_published": "publishing it fails again and again",
+    "message_released": "a message is tried again",
+    "message_discarded": "a message is not published",
     # consent
     "approval_requested": "a person's consent is needed before anything is sent",
     "approved": "a person agreed to exactly this",

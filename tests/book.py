@@ -16,8 +16,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db import connection, transaction
 
-from reconciliation import registry
+from reconciliation import outbox, registry
+from reconciliation.actors import Actor
 from reconciliation.claims import Intent
 from reconciliation.policy import RetryPolicy
 from reconciliation.providers.base import ActionSpec, Call, Json, Receipt, Repeat
@@ -42,6 +44,7 @@ class Book(SqlProvider):
     actions = {
         "enter": spec(),
         "strike": spec(headline="Strike the entry for order {order}"),
+        "tell": spec(headline="Enter {amount} for order {order} and tell the customer"),
         "brief": spec(timeout=timedelta(milliseconds=500)),
         "compared": spec(compare={"amount": "amount"}),
     }
@@ -57,6 +60,8 @@ class Book(SqlProvider):
     def apply(self, call: Call, cursor: Any) -> Any:
         self.calls.append(call)
         entered = write(call, cursor)
+        if call.action == "tell":
+            outbox.put(letter_of(call), actor=DESK)
         step = self.script.pop(0) if self.script else None
         if isinstance(step, BaseException):
             raise step
@@ -78,6 +83,28 @@ def write(call: Call, cursor: Any) -> int:
 def receipt(call: Call, entered: int) -> Receipt:
     shown: Json = {"id": f"b-{entered}", "amount": call.request["amount"]}
     return Receipt(provider_operation_id=f"b-{entered}", result=shown, observed=shown)
+
+
+def letter_of(call: Call) -> Intent:
+    """What the effect "tell" asks for: a mail to the customer, by whoever is called mail here."""
+    told = identity(tenant=call.tenant, workflow_type="desk", workflow_id=call.key[:40], step="tell")
+    order = call.request["order"]
+    mail = {"order": order, "to": "jo@example.com", "subject": "Entered", "body": "It is in the book."}
+    return Intent(identity=told, provider="mail", action="message.send_listed", request=mail)
+
+
+DESK = Actor(id="agent:desk", kind="agent")
+
+
+def trade(intent: Intent, *, order: str = "", reference: str = "") -> int:
+    """What business code does: its own row and the message, in one transaction. Returns the message's id."""
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO test_book (reference, order_id, amount) VALUES (%s, '1002', 1)",
+                [reference or intent.identity.workflow_id],
+            )
+        return outbox.put(intent, actor=DESK, order=order)
 
 
 BOOK = Book()

@@ -33,13 +33,13 @@ def imported(path: Path) -> set[str]:
 
 
 # Tables that only the functions behind transition.py may change, and the columns that are states or marks.
-GUARDED = "reconciliation_(?:operation|run|journalentry|move)|audit_entry"
+GUARDED = "reconciliation_(?:operation|run|journalentry|move|message)|audit_entry"
 _SQL = re.compile(
     rf"\b(?:UPDATE|INSERT\s+INTO|DELETE\s+FROM|TRUNCATE|COPY)\s+(?:TABLE\s+|ONLY\s+)?\"?(?:public\.)?\"?(?:{GUARDED})\b",
     re.I,
 )
 _FUNCTION = re.compile(r"\bledger_[a-z_]+\s*\(", re.I)
-_MODELS = {"Operation", "Run", "JournalEntry", "AllowedMove", "Entry"}
+_MODELS = {"Operation", "Run", "JournalEntry", "AllowedMove", "Entry", "Message"}
 _WRITES = {
     "save", "update", "delete", "create", "bulk_create", "bulk_update", "get_or_create", "update_or_create",
     "asave", "aupdate", "adelete", "acreate", "abulk_create", "abulk_update", "save_base", "raw",

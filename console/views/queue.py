@@ -18,7 +18,7 @@ from console import access, keyset, live, sagas, search
 from console.chips import Chip, worth_showing
 from console.ledger import spec_of
 from console.live import signed_in
-from reconciliation import registry, wording
+from reconciliation import publishing, registry, wording
 from reconciliation.actions import Permission
 from reconciliation.models import JournalEntry, Operation
 from reconciliation.states import State
@@ -82,10 +82,12 @@ def _listed(request: HttpRequest, own: Any, tenants: list[str]) -> dict[str, Any
     page = _page(request, _filtered(tab.rows(own), chosen, now=now), tab, now=now)
     rows = _rows(page.rows, now=now)
     stopped = sagas.stopped(tenants)
+    stuck = publishing.stuck(tenants)
     return {
         "tab": tab,
-        "tabs": [(each, _count(each, own, also=stopped)) for each in TABS],
+        "tabs": [(each, _count(each, own, also=stopped.number + stuck)) for each in TABS],
         "figures": _figures(own, now=now, stopped_since=stopped.since),
+        "stuck": stuck if tab.name == "decide" else 0,
         "stopped": _stopped(request, tab, chosen, stopped, now=now),
         "now": now,
         "chips": _chips(page.rows, chosen, tenants),
@@ -134,11 +136,11 @@ def _filtered(rows: Any, chosen: dict[str, str], *, now: datetime) -> Any:
     return rows
 
 
-def _count(tab: Tab, own: Any, *, also: sagas.Stopped) -> str:
-    """How many a tab holds. Runs that stopped need a decision as well, whether or not an operation of theirs does."""
+def _count(tab: Tab, own: Any, *, also: int) -> str:
+    """How many a tab holds. Runs that stopped and messages that are stuck need a decision as well."""
     if tab.name == "all":
         return ""
-    number = tab.rows(own).order_by()[: MOST + 1].count() + (also.number if tab.name == "decide" else 0)
+    number = tab.rows(own).order_by()[: MOST + 1].count() + (also if tab.name == "decide" else 0)
     return f"{MOST}+" if number > MOST else str(number)
 
 
