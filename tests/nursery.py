@@ -25,8 +25,8 @@ from django.db.models import Min
 
 from audit import verify
 from audit.models import Entry
-from reconciliation import registry, spool, sweeping, workers
-from reconciliation.models import Operation, Run
+from reconciliation import publishing, registry, spool, sweeping, transition, workers
+from reconciliation.models import Message, Operation, Run
 from tests import database
 from tests.book import PROVIDER as BOOK
 from tests.book import committed
@@ -103,6 +103,13 @@ def _state(pid: int) -> str:
         return ""
 
 
+def _next_message() -> Any:
+    """When the outbox has something to do next: what waits behind another message is not due by itself."""
+    now = transition.database_now()
+    late = Message.objects.filter(state="waiting", due_at__gt=now).aggregate(at=Min("due_at"))["at"]
+    return now if publishing.anything_due() else late
+
+
 class Nursery:
     """The process that forks workers."""
 
@@ -166,6 +173,7 @@ class Desk:
     def next_due(self) -> Any:
         """When the sweep has something to do next; None: never."""
         times = [model.objects.aggregate(at=Min("due_at"))["at"] for model in (Operation, Run)]
+        times.append(_next_message())
         return min((at for at in times if at is not None), default=None)
 
     def sweep(self) -> int:

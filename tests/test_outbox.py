@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,12 +11,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import ProgrammingError, connection, connections, transaction
 from django_q.models import OrmQ
 
 from audit import verify
 from audit.models import Entry
-from reconciliation import approvals, executor, outbox, publishing, registry, retention, sealing, sweeping, tasks, watch
+from reconciliation import approvals, executor, outbox, publishing, registry, retention, sweeping, tasks, watch
 from reconciliation.actors import Actor, Permission
 from reconciliation.claims import Intent
 from reconciliation.executor import Disposition
@@ -23,7 +24,6 @@ from reconciliation.keys import InvalidField
 from reconciliation.models import Approval, Message, Operation, Signal
 from reconciliation.policy import ErrorClass, RetryPolicy
 from reconciliation.providers.base import OutcomeUnknown, Rejected
-from reconciliation.states import MessageState
 from reconciliation.workflows import Consent
 from tests.book import DESK, Shelf, entry, trade
 from tests.database import Clock
@@ -72,16 +72,16 @@ def test_a_message_commits_with_the_writes_that_it_belongs_to(book: Shelf) -> No
 
 
 def test_where_the_business_rolls_back_there_is_no_message_and_no_effect(book: Shelf, clerk: Clerk) -> None:
-    with pytest.raises(ZeroDivisionError), transaction.atomic():
+    with contextlib.suppress(LookupError), transaction.atomic():
         trade(wish())
-        1 / 0  # noqa: B018
+        raise LookupError
     sweeping.sweep()
     assert (book.rows(), Message.objects.count(), Operation.objects.count(), clerk.calls) == (0, 0, 0, [])
     assert OrmQ.objects.count() == 0, "and nobody was woken"
 
 
 def test_it_cannot_be_put_beside_a_transaction(clerk: Clerk) -> None:
-    with pytest.raises(RuntimeError, match="use transaction.atomic"):
+    with pytest.raises(RuntimeError, match="into the transaction of what it is about"):
         outbox.put(wish(), actor=DESK)
 
 
@@ -625,17 +625,6 @@ def test_what_is_over_goes_after_a_while_and_what_is_open_never_does(clerk: Cler
 
 
 def test_the_application_role_cannot_take_a_message_away(clerk: Clerk) -> None:
-    from django.db import ProgrammingError
-
     put()
-    with (
-        pytest.raises(ProgrammingError, match="permission denied"),
-        transaction.atomic(),
-        connection.cursor() as cursor,
-    ):
+    with pytest.raises(ProgrammingError, match="permission denied"), connection.cursor() as cursor:
         cursor.execute("DELETE FROM reconciliation_message")
-
-
-def test_no_state_of_a_message_is_without_its_end() -> None:
-    assert {state.value for state in MessageState} == {"waiting", "published", "stuck", "discarded"}
-    assert sealing.CannotOpen

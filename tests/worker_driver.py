@@ -42,6 +42,8 @@ from reconciliation import (
     executor,
     leases,
     local,
+    outbox,
+    publishing,
     retrying,
     runs,
     schedules,
@@ -136,6 +138,12 @@ BOUNDARIES = {
     "fenced": _after(transition, "fence_local"),
     "written": _after(local, "_write"),
     "committed": _after(local, "_commit"),
+    # The outbox: in the business's transaction, and between the publisher's commits.
+    "put": _after(outbox, "put"),
+    "taken": _after(outbox, "take"),
+    "born": _after(executor, "submit"),
+    "unmarked": _before(outbox, "published"),
+    "marked": _after(outbox, "published"),
 }
 
 
@@ -185,6 +193,15 @@ def _sweep(job: Job) -> Any:
     return sweeping.sweep()
 
 
+def _trade(job: Job) -> Any:
+    """What business code does: its own row and a message, in one transaction."""
+    return book.trade(intent_of(job["intent"]), order=job.get("order", ""))
+
+
+def _publish(job: Job) -> Any:
+    return publishing.publish(limit=job.get("limit", 50))
+
+
 def _callers(job: Job) -> list[Any]:
     """`threads` callers of one intent, all at once, once everybody is there; each asks until it has a final answer."""
     told = Told(Path(job["folder"]))
@@ -224,6 +241,8 @@ VERBS: dict[str, Callable[[Job], Any]] = {
     "beat_and_sweep": _beat_and_sweep,
     "beat": _beat,
     "sweep": _sweep,
+    "trade": _trade,
+    "publish": _publish,
     "callers": _callers,
 }
 
