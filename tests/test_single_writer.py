@@ -22,6 +22,9 @@ def test_no_other_file_writes_the_ledger():
         if path.relative_to(source.ROOT).as_posix() not in ("reconciliation/transition.py", "reconciliation/schema.py")
         and (found_there := source.other_writers(path.read_text()))
     }
+    # The outbox has a writer of its own, for its own table.
+    ours = wrong.pop("reconciliation/outbox.py")
+    assert {what.partition(": ")[2].split()[-1] for what in ours} == {"reconciliation_message"}
     assert not wrong
 
 
@@ -42,6 +45,8 @@ def test_no_other_file_writes_the_ledger():
         "cursor.execute('update \"reconciliation_run\" set state = %s')",
         "cursor.execute('INSERT INTO reconciliation_journalentry (at) VALUES (now())')",
         "cursor.execute('DELETE FROM audit_entry')",
+        "cursor.execute('UPDATE reconciliation_message SET due_at = NULL')",
+        "Message.objects.filter(pk=1).delete()",
         "cursor.execute('SELECT * FROM ledger_move_operation(1)')",
         "cursor.execute(f'SELECT ledger_note({x}, 1)')",
     ],
