@@ -281,8 +281,11 @@ def test_a_publisher_does_not_wait_for_a_message_that_another_holds(clerk: Clerk
     held, free = put(wish(1)), put(wish(2))
     superuser_connection.execute("BEGIN")
     superuser_connection.execute("SELECT 1 FROM reconciliation_message WHERE id = %s FOR UPDATE", [held])
+    with connection.cursor() as cursor:
+        cursor.execute("SET lock_timeout = '2s'")
     publishing.publish(limit=5)
     superuser_connection.execute("ROLLBACK")
+    connection.close()
     assert (message(held).state, message(free).state) == ("waiting", "published")
 
 
