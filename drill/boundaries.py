@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from audit import log as audit_log
-from reconciliation import policy, registry, schedules, settlement, transition
+from reconciliation import local, outbox, policy, registry, schedules, settlement, transition
 
 READS = frozenset({"aftercall_now"})
 
@@ -77,11 +77,14 @@ def installed() -> Iterator[None]:
     _around(transition, "_call", _named)
     _around(audit_log, "append", lambda *_, **__: "audit entry alone")
     _around(settlement, "judge", lambda *_, **__: "answer judged")
+    _around(local, "_commit", lambda *_, **__: "local effect")
+    _around(outbox, "published", lambda *_, **__: "message marked")
     for duty, does in (("_decide_job", "decides"), ("_start_job", "starts"), ("_guarded", "is at a job")):
         _around(schedules, duty, lambda *_, does=does, **__: f"the beat {does}")
     plain_clock = policy.boot_seconds
     policy.boot_seconds = lambda: plain_clock() + Moved.seconds  # type: ignore[assignment]
-    transition.take_due = _told_of(transition.take_due)  # type: ignore[assignment]
+    transition.take_due = _told_of(transition.take_due, "due {}s taken")  # type: ignore[assignment]
+    outbox.take = _told_of(outbox.take, "messages taken")  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -92,15 +95,16 @@ def installed() -> Iterator[None]:
 WRAPPED: tuple[tuple[Any, str], ...] = (
     (transition, "_call"), (transition, "take_due"), (audit_log, "append"), (settlement, "judge"),
     (policy, "boot_seconds"), (registry, "providers"),
+    (local, "_commit"), (outbox, "published"), (outbox, "take"),
     (schedules, "_decide_job"), (schedules, "_start_job"), (schedules, "_guarded"),
 )  # fmt: skip
 
 
-def _told_of(take_due: Callable[..., list[int]]) -> Callable[..., list[int]]:
+def _told_of(take: Callable[..., list[int]], what: str) -> Callable[..., list[int]]:
     def told(*args: Any, **named: Any) -> list[int]:
-        taken = take_due(*args, **named)
+        taken = take(*args, **named)
         if taken:
-            _tell(f"due {args[0]}s taken")
+            _tell(what.format(*args))
         return taken
 
     return told

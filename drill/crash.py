@@ -17,7 +17,7 @@ from django.db import connections
 from django.db.models import Q
 
 from audit.models import Entry
-from drill import boundaries
+from drill import book, boundaries
 from drill.boundaries import Killed, Moved, Tape
 from drill.flows import PERSON, Flow, decide
 from drill.place import Place
@@ -25,15 +25,17 @@ from drill.world import World, doubles
 from reconciliation import jobs, registry, runs, schedules, sweeping, transition, workers
 from reconciliation.actors import Actor
 from reconciliation.jobs import Terms
-from reconciliation.models import Approval, Operation, Run, Slot
+from reconciliation.models import Approval, Message, Operation, Run, Slot
 from reconciliation.occurrences import SlotState
 from reconciliation.providers.base import Json, Repeat
+from reconciliation.providers.sql import SqlProvider
 from reconciliation.states import RUN_TERMINAL, RunState, State
 
 AGENT = Actor(id="agent:drill", kind="agent")
 ROUNDS = 80
 TABLES = [model._meta.db_table for model in (Operation, Run, Approval)]
-NEXT_DUE = f"SELECT least({', '.join(f'(SELECT min(due_at) FROM {table})' for table in TABLES)}), aftercall_now()"
+DUE = [*TABLES, Message._meta.db_table]
+NEXT_DUE = f"SELECT least({', '.join(f'(SELECT min(due_at) FROM {table})' for table in DUE)}), aftercall_now()"
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,15 @@ class Stage:
         Moved.seconds = self.place.shift.total_seconds()
 
     def _cast_doubles(self) -> None:
-        self.cast = cast = doubles(self.real, self.world, lambda name: self.tape.boundary(name))
+        self.world.rows = lambda key: book.rows(self.place.superuser, key)
+        here = {name: real for name, real in self.real.items() if isinstance(real, SqlProvider)}
+        outside = {name: real for name, real in self.real.items() if name not in here}
+        cast: dict[str, Any] = dict(doubles(outside, self.world, lambda name: self.tape.boundary(name)))
+        for name, real in here.items():
+            cast[name] = book.BookDouble(
+                name, real.account, real.actions, self.world, lambda name: self.tape.boundary(name)
+            )
+        self.cast = cast
         for double in cast.values():
             double.wait = self.advance  # type: ignore[method-assign]
         registry.providers = lambda: cast  # type: ignore[assignment,return-value]
@@ -242,13 +252,17 @@ class Stage:
     def _problems(self, run: Run) -> Iterator[str]:
         self.world.time_passes()
         operations = list(Operation.objects.filter(run=run).order_by("id"))
-        for operation in operations:
+        told = list(
+            Operation.objects.filter(workflow_type=book.BY_MESSAGE, workflow_id__in=[o.key for o in operations])
+        )
+        for operation in [*operations, *told]:
             yield from self._operation_problems(operation)
         yield from self._run_problems(run, {o.step: o for o in operations})
+        yield from self._message_problems(operations)
         approvals = list(Approval.objects.filter(operation__run=run))
-        yield from self._audit_problems([run, *operations, *approvals])
+        yield from self._audit_problems([run, *operations, *told, *approvals])
         yield from self._slot_problems(run)
-        known = {operation.key for operation in operations}
+        known = {operation.key for operation in [*operations, *told]}
         for effect in self.world.effects:
             if effect.key not in known:
                 yield f"{effect.action} happened and the ledger knows nothing of it"
@@ -284,6 +298,16 @@ class Stage:
             steps = {step.name for step in registry.workflow(run.workflow_type).effects}
             if {o.step for o in operations.values() if o.state == State.SUCCEEDED} != steps:
                 yield "run succeeded: and not every step has"
+
+    def _message_problems(self, operations: list[Operation]) -> Iterator[str]:
+        """A message is there if, and only if, the effect that put it in was committed; and it was published once."""
+        for operation in operations:
+            if "tell" not in operation.request:
+                continue
+            states = list(Message.objects.filter(workflow_id=operation.key).values_list("state", flat=True))
+            expected = ["published"] * self.world.count(operation.key)
+            if states != expected:
+                yield f"{operation.step} ({operation.state}): its messages are {states}, not {expected}"
 
     def _slot_problems(self, run: Run) -> Iterator[str]:
         slots = list(Slot.objects.filter(job__name=self.name, job__tenant="drill"))

@@ -105,8 +105,8 @@ def choose(folder: Path) -> None:
         "DJANGO_SETTINGS_MODULE": "console.settings",
         "AFTERCALL_VAR": str(folder),
         "AFTERCALL_LOG_LEVEL": "CRITICAL",
-        "AFTERCALL_PROVIDERS": providers or ORDER_DESK_PROVIDERS,
-        "AFTERCALL_WORKFLOWS": f"{workflows or ORDER_DESK},drill.flows.CONSENTED",
+        "AFTERCALL_PROVIDERS": f"{providers or ORDER_DESK_PROVIDERS},drill.book.DESK",
+        "AFTERCALL_WORKFLOWS": f"{workflows or ORDER_DESK},drill.flows.CONSENTED,drill.flows.WITH_RECORD",
     }
 
 
@@ -122,7 +122,9 @@ def make_template(folder: Path) -> None:
     setup.set_up()
     connections.close_all()
     with psycopg.connect(url(folder, template()), autocommit=True) as inside:
-        inside.execute(CLOCK)
+        from drill.book import TABLE
+
+        inside.execute(CLOCK + TABLE)
 
 
 def template() -> str:

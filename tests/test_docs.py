@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 from django.conf import settings as django_settings
 
-from reconciliation import executor, registry, runs, workers
+from reconciliation import executor, registry, runs, sweeping, workers
 from reconciliation.executor import Intent
 from reconciliation.keys import Identity
-from reconciliation.models import Operation
+from reconciliation.models import Message, Operation
 from reconciliation.providers import base
 from reconciliation.providers.base import ActionSpec, Repeat
 from tests.world import ROOT, TOKEN, World
@@ -74,6 +74,14 @@ def test_the_local_effect_on_the_page_is_done_once(from_the_page, superuser_conn
         assert superuser_connection.execute("SELECT count(*) FROM desk_outcome").fetchone() == (1,)
     finally:
         superuser_connection.execute("DROP TABLE desk_outcome")
+
+
+def test_what_the_page_puts_into_the_outbox_is_done_once(from_the_page, world: World) -> None:
+    for _ in range(2):
+        from_the_page.accept_return("1002", 4200, "card_9")
+        sweeping.sweep()
+    assert world.pay.count(order="1002") == 1
+    assert Message.objects.get().operation_id == Operation.objects.get(state="succeeded").pk
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drill import boundaries, sweep
+from drill import book, boundaries, sweep
 from drill.crash import Case, Halt, Stage
 from drill.crashes import ORDER
 from drill.flows import CONSENTED, flows
@@ -37,8 +37,11 @@ class TestPlace:
 
 @pytest.fixture
 def stage(ledger_db: Any, superuser_connection: Any, settings: Any) -> Iterator[Stage]:
-    settings.AFTERCALL_PROVIDERS = [f"examples.order_desk.providers.{name}" for name in PROVIDERS]
-    settings.AFTERCALL_WORKFLOWS = ["examples.order_desk.workflow.DAMAGED_ITEM", "drill.flows.CONSENTED"]
+    settings.AFTERCALL_PROVIDERS = [f"examples.order_desk.providers.{name}" for name in PROVIDERS] + ["drill.book.DESK"]
+    settings.AFTERCALL_WORKFLOWS = [
+        "examples.order_desk.workflow.DAMAGED_ITEM", "drill.flows.CONSENTED", "drill.flows.WITH_RECORD",
+    ]  # fmt: skip
+    superuser_connection.execute(book.TABLE)
     registry.forget()
     workers._known.clear()
     with boundaries.installed():
@@ -60,6 +63,8 @@ ENDS = {
     "approved": "succeeded",
     "denied": "compensated",
     "approval unanswered": "compensated",
+    "recorded here and told": "succeeded",
+    "recorded here, then refused": "compensated",
 }
 
 
@@ -87,6 +92,38 @@ def test_a_worker_lost_anywhere_does_nothing_twice(stage: Stage, flow: str, how:
     for at in range(ord(how[-1]) % 11, length, 11):
         seen = play(stage, Case(flow, "no fault", "", (Halt(how, at),)))
         assert not seen.problems, (seen.boundaries[at], seen.ended)
+
+
+def test_a_local_effect_and_its_message_have_boundaries_in_and_around_their_commits(stage: Stage) -> None:
+    passed = play(stage, Case("recorded here and told", "no fault", "")).boundaries
+    first = passed.index("before local effect")
+    assert passed[first : first + 12] == [
+        "before local effect", "before ledger_begin_local", "after ledger_begin_local",
+        "outcome.record: in its transaction", "outcome.record: written, not committed",
+        "before answer judged", "after answer judged", "before ledger_fence_local", "after ledger_fence_local",
+        "before ledger_move_operation succeeded", "after ledger_move_operation succeeded",
+        "after local effect",
+    ]  # fmt: skip
+    taken = passed.index("messages taken")
+    assert passed[taken : taken + 5] == [
+        "messages taken", "before ledger_open", "after ledger_open", "before message marked", "after message marked",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["kill", "kill_unseen", "freeze", "cancel"])
+@pytest.mark.parametrize("flow", ["recorded here and told", "recorded here, then refused"])
+def test_a_worker_lost_anywhere_leaves_row_and_message_or_neither(stage: Stage, flow: str, how: str) -> None:
+    length = len(play(stage, Case(flow, "no fault", "")).boundaries)
+    for at in [*range(0, 34), *range(34, length, 13)]:
+        seen = play(stage, Case(flow, "no fault", "", (Halt(how, at),)))
+        assert not seen.problems, (seen.boundaries[at : at + 1], seen.ended, seen.problems)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_of_a_local_effect_ends_well(stage: Stage, fault: str) -> None:
+    for halts in ((), (Halt("kill", 9),), (Halt("freeze", 3),)):
+        seen = play(stage, Case("recorded here and told", fault, "outcome.record", halts))
+        assert not seen.problems, (fault, halts, seen.ended, seen.problems)
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
