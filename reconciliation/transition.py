@@ -513,7 +513,7 @@ def forget(*, tombstones_older: float, limit: int) -> int:
 
 def forget_messages(*, older: float, limit: int) -> int:
     """Drop messages of the outbox that have been over for `older` seconds. Returns how many."""
-    (gone,) = _call("SELECT ledger_forget_messages(%s, %s)", [older, limit])
+    (gone,) = _call("SELECT ledger_forget_messages(%s::numeric, %s)", [older, limit])
     return int(gone)
 
 
