@@ -98,7 +98,9 @@ def _say_look_up(view: View) -> Say:
         return True, "The worker's lease is over, which proves that nothing was applied: ends it."
     if view.local and operation.state != State.AMBIGUOUS:
         return False, COMMITS_TOGETHER
-    if view.local and not operation.sighted:
+    if view.local and operation.sighted:
+        return False, "There is nobody to ask: look at the rows that it writes, then resolve it."
+    if view.local:
         return True, "Looks whether its result is on record. What did not commit with its result was rolled back."
     if operation.state == State.PENDING:
         return True, "The worker's lease is over: ends it, and asks the provider what became of the call."
@@ -138,6 +140,8 @@ def _say_resolve_not_applied(view: View) -> Say:
 
 def _seen_otherwise(view: View) -> str:
     """What either word of a person leaves out where a look-up saw something."""
+    if view.local and view.operation.sighted:
+        return "Look at the rows that it writes first. "
     return (
         "The provider showed something of it, not as asked: that stays as it is there. "
         if view.operation.sighted

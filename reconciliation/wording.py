@@ -744,7 +744,9 @@ def deadlines(operation: Operation, spec: ActionSpec | None) -> list[Deadline]:
     if operation.not_before:
         found.append(Deadline("Next attempt", operation.not_before, "not claimed earlier"))
     if operation.lease_until:
-        then = "proves that nothing was applied" if is_local(spec) else "after that the outcome counts as unknown"
+        then = (
+            "its end proves that nothing was applied" if is_local(spec) else "after that the outcome counts as unknown"
+        )
         found.append(Deadline("Lease ends", operation.lease_until, then))
     if operation.due_at and operation.state == State.AMBIGUOUS:
         found.append(Deadline("Next look-up", operation.due_at, "by automation"))

@@ -8,6 +8,7 @@ import pytest
 
 from reconciliation import actions, sweeping
 from reconciliation.executor import perform
+from reconciliation.models import Operation
 from reconciliation.providers.base import Rejected
 from tests import cast
 from tests.book import entry
@@ -58,7 +59,7 @@ def test_what_was_rolled_back_says_that_nothing_is_left_of_it(ann, book):
     page = case(ann, perform(mine(), actor=AGENT).pk)
     assert f"Not done. Every attempt was rolled back as a whole. {TOGETHER}" in page
     assert "Attempt 1 was not applied: rolled back as a whole; nothing of it was applied. The effect raised" in page
-    assert "nothing was committed" in page
+    assert "no result on record" in page
 
 
 def test_a_lost_worker_left_nothing(ann, book, clock):
@@ -75,6 +76,12 @@ def test_what_left_its_transaction_says_where_to_look(ann, book):
     page = case(ann, perform(mine(), actor=AGENT).pk)
     assert "Left its transaction. What it did may have been committed without a result." in page
     assert "its effect left the transaction of its result" in page
+    told = said(Operation.objects.get().pk, "look_up")
+    assert (told.allowed, told.why[:27]) == (False, "There is nobody to ask: loo")
+    for word in ("resolve_applied", "resolve_not_applied"):
+        assert said(Operation.objects.get().pk, word).why.startswith(
+            "Look at the rows that it writes first. On your word"
+        )
 
 
 def test_the_list_says_what_is_known_of_it(ann, book):

@@ -65,7 +65,7 @@ def test_the_page_says_what_is_stuck_and_why_what_waits_and_what_became_of_the_o
     sweeping.sweep()
     page = text(ann.get("/outbox"))
     assert "nowhere · keyed for order-1002" in page
-    assert "this deployment has no handler for it: no provider 'nowhere' is configured here" in page
+    assert "This deployment has no handler for it: no provider 'nowhere' is configured here" in page
     assert "What goes after it in “order-1002” waits." in page
     assert re.search(r"clerk · keyed order-1002 .* order-1002 none yet", page)
     assert f"operation {Operation.objects.get().pk}" in page
