@@ -1,0 +1,110 @@
+# ruff: noqa: F811 - a fixture of another file
+"""After a restore: a message may have been published and is looked up first; a local effect was lost with its row.
+
+The backup brings back the business's own table too, as it is one database with the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from reconciliation import executor, publishing, sweeping
+from reconciliation.models import JournalEntry, Message, Operation
+from tests.book import DESK, Shelf, entry
+from tests.database import Clock
+from tests.scripted import AGENT, Clerk, absent, found, order, row
+from tests.test_outbox import put
+from tests.test_restore import backup, lose, mark_all, release, restored  # noqa: F401 - a fixture
+
+Take = Callable[[], Any]
+
+
+def swept(clock: Clock, rounds: int = 6) -> None:
+    for _ in range(rounds):
+        sweeping.sweep()
+        clock.advance(minutes=2)
+
+
+def wish() -> Any:
+    return order(workflow_id="told")
+
+
+def test_a_message_that_was_published_in_the_lost_time_is_looked_up_and_not_done_again(
+    clerk: Clerk, clock: Clock, backup: Take
+) -> None:
+    put(wish())
+    earlier = backup()
+    sweeping.sweep()
+    assert Operation.objects.get().state == "succeeded"
+    restored(earlier)
+    sent = len(clerk.calls)
+    assert Message.objects.get().state == "waiting", "the backup knows nothing of its operation"
+    clerk.sees(found("r-1"))
+    swept(clock)
+    operation = Operation.objects.get(workflow_id="told")
+    assert (Message.objects.get().state, operation.state, operation.basis) == ("published", "succeeded", "look_up")
+    assert len(clerk.calls) == sent, "nothing was sent a second time"
+
+
+def test_one_that_was_not_published_then_is_done_once_when_that_is_proven(
+    clerk: Clerk, clock: Clock, backup: Take
+) -> None:
+    put(wish())
+    restored(backup())
+    sent = len(clerk.calls)
+    clerk.sees(absent())
+    swept(clock)
+    assert (Operation.objects.get(workflow_id="told").state, len(clerk.calls)) == ("succeeded", sent + 1)
+
+
+def test_while_the_fence_is_down_messages_become_operations_and_nothing_is_sent(clerk: Clerk, backup: Take) -> None:
+    put(wish())
+    lose(backup())
+    sent = len(clerk.calls)
+    for _ in range(3):
+        sweeping.sweep()
+    assert (Message.objects.get().state, len(clerk.calls)) == ("published", sent)
+
+
+def test_a_message_from_after_the_release_is_new(clerk: Clerk, clock: Clock, backup: Take) -> None:
+    restored(backup())
+    sent = len(clerk.calls)
+    clock.advance(5)
+    put(wish())
+    sweeping.sweep()
+    assert (Operation.objects.get(workflow_id="told").state, len(clerk.calls)) == ("succeeded", sent + 1)
+
+
+def test_a_local_effect_of_the_lost_time_is_lost_with_its_row_and_is_done_again(
+    book: Shelf, clerk: Clerk, clock: Clock, backup: Take
+) -> None:
+    pk = executor.submit(entry(), actor=AGENT).pk
+    earlier = backup()
+    sweeping.sweep()
+    assert (row(pk).state, book.rows()) == ("succeeded", 1)
+    lose(earlier)
+    assert book.rows() == 0
+    mark_all()
+    assert row(pk).state == "ambiguous"
+    assert release().verdict == "done"
+    swept(clock, rounds=3)
+    assert (row(pk).state, book.rows()) == ("succeeded", 1)
+    assert JournalEntry.objects.filter(operation_id=pk, kind="receipt").count() == 1
+
+
+def test_one_that_was_done_before_the_backup_stays_done(book: Shelf, clock: Clock, backup: Take) -> None:
+    pk = executor.perform(entry(), actor=AGENT).pk
+    restored(backup())
+    swept(clock, rounds=2)
+    assert (row(pk).state, book.rows()) == ("succeeded", 1)
+
+
+def test_a_new_local_effect_after_the_release_is_done_once(book: Shelf, clock: Clock, backup: Take) -> None:
+    """It cannot have been sent before; all the same it is looked up first, which costs one look into the ledger."""
+    restored(backup())
+    pk = executor.perform(entry(), actor=DESK).pk
+    assert (row(pk).state, book.rows()) == ("ambiguous", 0)
+    swept(clock, rounds=3)
+    assert (row(pk).state, book.rows()) == ("succeeded", 1)
+    assert publishing.anything_due() is False
