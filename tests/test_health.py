@@ -128,7 +128,7 @@ def test_the_page_costs_the_same_queries_for_one_worker_and_for_twenty(eve):
         with CaptureQueriesContext(connection) as asked:
             eve.get("/health")
         costs.append(len(asked))
-    assert costs[0] == costs[1] <= 15
+    assert costs[0] == costs[1] <= 16  # each part has one of its own
 
 
 def test_somebody_without_a_role_does_not_see_it(ledger_db):
