@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from . import keyless, occurrences, pressing, registry, schedules, sealing, transition
+from . import fence, keyless, occurrences, pressing, registry, schedules, sealing, transition
 from .actors import Actor, Permission
 from .keys import InvalidField
 from .models import Job, Slot
@@ -150,6 +150,7 @@ def create(*, tenant: str, name: str, terms: Terms, token: UUID, actor: Actor, r
         raise Refused("", "Your role does not allow it; operator or admin does.")
     if not usable(name):
         raise Refused("name", NAME_RULE)
+    fence.stands()  # a ledger that is not empty must have been anchored; where that cannot be, nothing starts anyway
     now = transition.database_now()
     _check(None, terms, now)
     try:

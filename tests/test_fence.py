@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from audit.models import Entry
 from reconciliation import anchor, claims, executor, fence, registry, restore, transition
 from reconciliation.models import Limit, Operation, RestoreFence
 from reconciliation.states import State
-from tests import database
+from tests import database, timetable
 from tests.backups import Backup
 from tests.cast import operation
 from tests.ledger import changes_without_audit
@@ -106,6 +107,20 @@ def test_many_that_make_their_first_claim_at_the_same_moment_do_not_bring_the_fe
         assert not faults
         assert down() == ""
         assert set(Operation.objects.values_list("state", flat=True)) == {"succeeded"}
+
+
+def test_a_schedule_as_the_first_thing_of_a_ledger_anchors_it(
+    clerk: Clerk, clock: Any, settings: Any, superuser_connection: Any
+) -> None:
+    settings.AFTERCALL_WORKFLOWS = ["tests.timetable.WORKFLOWS"]
+    registry.forget()
+    superuser_connection.execute("DELETE FROM reconciliation_restorefence")
+    database.weigh_anchor()
+    fence.forget()
+    timetable.job(at=datetime(2026, 6, 10, 11, tzinfo=UTC), clock=clock)
+    fence.forget()
+    assert perform().state == State.SUCCEEDED
+    assert down() == ""
 
 
 # What is noticed

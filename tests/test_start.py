@@ -164,6 +164,19 @@ def test_a_killed_parent_leaves_nothing_behind_and_does_not_stop_the_next_start(
 
 
 @pytest.mark.processes
+def test_a_start_says_where_to_read_why_nothing_is_sent(folder, started):
+    var = folder / "var"
+    first = started(var)
+    first.address()
+    assert "Nothing is sent" not in first.said()
+    assert first.end(signal.SIGINT) == 0
+    (var / "anchor.json").unlink()
+    second = started(var)
+    second.address()
+    wait_until(lambda: f"Nothing is sent until a person has looked at {second.address()}/restore" in second.said())
+
+
+@pytest.mark.processes
 def test_it_ends_with_the_make_that_ran_it(folder):
     log = folder / "log"
     argv = [sys.executable, "manage.py", "start", "--end-with-parent", "--port", str(free_port())]

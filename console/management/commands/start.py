@@ -26,6 +26,7 @@ from console import address as addresses
 from console import embedded, preflight, processes, setup, tether
 from console.preflight import CannotStart
 from console.supervise import Supervisor
+from reconciliation import fence
 
 ANSWERS_WITHIN = 30.0  # seconds that the console has to listen, before the address is printed anyway
 
@@ -58,11 +59,12 @@ class Command(BaseCommand):
         run_system_checks(self.say)
         with only_one(settings.AFTERCALL_VAR / "start.lock"), running_database() as tend_database:
             prepare_database()
+            sends = fence.stands()  # before any process writes: in use and without an anchor, it would look restored
             call_command("collectstatic", interactive=False, verbosity=0)
             commands = [*processes.installation(host=host, port=port), *(example_processes() if example else [])]
             address = example_link() if example else settings.AFTERCALL_URL
             addresses.leave()
-            next_step = hint(example)
+            next_step = hint(example) + ("" if sends else held(settings.AFTERCALL_URL))
             connections.close_all()
             supervisor = Supervisor(commands, folder=settings.BASE_DIR, say=self.say)
             with supervisor.signals():
@@ -196,6 +198,11 @@ def hint(example: bool) -> str:
         pay = processes.sandbox_pages(os.environ).get("pay", "")
         return f"The link works once. What the outside world saw of the refunds is at {pay}\n"
     return "" if User.objects.exists() else "Nobody may sign in yet; see `manage.py give_role --help`.\n"
+
+
+def held(address: str) -> str:
+    """Return where to read why nothing is sent."""
+    return f"Nothing is sent until a person has looked at {address}/restore\n"
 
 
 def wait_for_console(host: str, port: int, supervisor: Supervisor) -> None:
