@@ -21,7 +21,7 @@ from django.db import (
     connections,
 )
 
-from . import consent, fence, keys, policy, registry, sealing, transition, workers
+from . import consent, fence, here, keys, policy, registry, sealing, transition, workers
 from .actors import Actor
 from .anchor import AnchorUnreadable
 from .keys import Identity, InvalidField
@@ -419,5 +419,5 @@ def _read_back(nonce: UUID, error: Exception) -> Moved:
 
 
 def outside_transactions() -> None:
-    if connections[transition.ALIAS].in_atomic_block:
+    if here.connection().in_atomic_block:
         raise RuntimeError("an operation may not be performed inside a transaction: the claim must be committed first")

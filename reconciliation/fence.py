@@ -26,6 +26,7 @@ from audit.verify import Head
 from . import anchor
 from .actors import Actor
 from .anchor import AnchorUnreadable, Known, Trails
+from .here import connection as my_connection
 from .models import Limit, Operation, RestoreFence
 from .transition import ALIAS
 
@@ -109,7 +110,7 @@ def look() -> None:
     Raises AnchorUnreadable where that cannot be told, and the database's errors. Inside a transaction nothing is
     claimed, so nothing is looked at: what would be found there might be rolled back.
     """
-    wrapper = connections[ALIAS]
+    wrapper = my_connection()
     if wrapper.in_atomic_block:
         return
     connection = wrapper.connection
@@ -122,7 +123,7 @@ def look() -> None:
 
 def note(operation: int, generation: int) -> None:
     """Put a committed claim on the trail before its request leaves. Raises AnchorUnreadable: then nothing may leave."""
-    if _looked.connection is None or _looked.connection is not connections[ALIAS].connection:
+    if _looked.connection is None or _looked.connection is not my_connection().connection:
         _look_for(operation, generation)
     assert _looked.place is not None
     _looked.place.note(_looked.database, operation, generation)

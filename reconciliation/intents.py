@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from . import claims, consent, executor, keys, reconciler, registry, transition
 from .actors import Actor
@@ -53,7 +54,7 @@ def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operatio
     spec = registry.spec(operation.provider, operation.action)
     identity = identity_of(operation)
     intent = Intent(
-        identity=Identity(**{**vars(identity), "intent_version": identity.intent_version + _step(operation)}),
+        identity=replace(identity, intent_version=identity.intent_version + _step(operation)),
         provider=operation.provider,
         action=operation.action,
         request=operation.request,

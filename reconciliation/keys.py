@@ -14,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import rfc8785
@@ -56,7 +56,7 @@ class Identity:
         if not TENANT.fullmatch(self.tenant):
             raise InvalidField("tenant", "must be 1 to 64 of a-z, 0-9, '_', '.', ':' and '-'")
 
-    @property
+    @cached_property
     def lineage(self) -> Json:
         """The identity without its version: all versions of one intent share it."""
         return {name: getattr(self, name) for name in _LINEAGE}

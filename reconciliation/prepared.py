@@ -70,6 +70,8 @@ def _sent(value: Any) -> bytes | None:
     """Text form; the statement's casts and the function's parameters say the type."""
     if value is None:
         return None
+    if type(value) is int:
+        return b"%d" % value
     if isinstance(value, list):
         value = "{" + ",".join(f'"{name}"' for name in value) + "}"
     text = value if isinstance(value, str) else str(value)
@@ -79,6 +81,8 @@ def _sent(value: Any) -> bytes | None:
 
 
 def _read(result: pq.abc.PGresult) -> tuple[Any, ...]:
-    columns = range(result.nfields)
-    found = ((result.get_value(0, column), result.ftype(column)) for column in columns)
-    return tuple(None if value is None else _READ[kind](value) for value, kind in found)
+    found = []
+    for column in range(result.nfields):
+        value = result.get_value(0, column)
+        found.append(None if value is None else _READ[result.ftype(column)](value))
+    return tuple(found)

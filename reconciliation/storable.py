@@ -19,13 +19,13 @@ TOO_DEEP = "[too deep]"
 
 def receipt(answer: Receipt) -> Receipt:
     """The receipt with every value storable."""
-    return replace(
-        answer,
+    return Receipt(
         status=str(answer.status),
         provider_operation_id=_id(answer.provider_operation_id),
         result=_members(answer.result),
         observed=_members(answer.observed),
         cost=answer.cost if isinstance(answer.cost, int) and abs(answer.cost) < 2**63 else 0,
+        replayed=answer.replayed,
     )
 
 

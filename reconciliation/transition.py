@@ -22,7 +22,7 @@ from audit import log
 from audit.log import Fact
 from audit.verify import Head
 
-from . import prepared
+from . import here, prepared
 from .models import Approval, Limit, Operation, Run, Tombstone
 from .states import Kind, Subject
 
@@ -548,7 +548,7 @@ def audit_heads() -> Iterator[Head]:
 
 def _call(statement: str, values: Sequence[Any]) -> Any:
     """The one row of a statement. The hot ones go without a cursor, unless they are part of a larger transaction."""
-    connection = connections[ALIAS]
+    connection = here.connection()
     if statement in (OPEN, MOVE) and not connection.in_atomic_block:
         connection.ensure_connection()
         with connection.wrap_database_errors:

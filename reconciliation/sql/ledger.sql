@@ -371,7 +371,6 @@ DECLARE
     v_new reconciliation_operation := json_populate_record(NULL::reconciliation_operation, p_row);
     v_run reconciliation_run;
     v_now timestamptz;
-    v_missing boolean := false;
     v_known boolean;
     v_allowed boolean;
     v_limits boolean;
@@ -379,24 +378,21 @@ DECLARE
     v_done text;
 BEGIN
     detail := '';
-    IF v_new.run_id IS NOT NULL THEN
+    IF v_new.run_id IS NOT NULL OR v_new.undo_of_id IS NOT NULL THEN
         SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_new.run_id FOR SHARE;
-        v_missing := NOT FOUND;
-        IF v_new.state = 'pending' AND NOT ledger_run_lets(v_run, v_new.undo_of_id IS NOT NULL, p_run_generation) THEN
+        IF v_new.run_id IS NOT NULL AND v_new.state = 'pending'
+           AND NOT ledger_run_lets(v_run, v_new.undo_of_id IS NOT NULL, p_run_generation) THEN
             verdict := 'run_not_held';
             id := v_new.run_id;
             at := aftercall_now();
             detail := coalesce(v_run.state, 'none');
             RETURN;
         END IF;
-    END IF;
-    IF v_new.undo_of_id IS NOT NULL THEN
         PERFORM 1 FROM reconciliation_operation o WHERE o.id = v_new.undo_of_id FOR KEY SHARE;
-        v_missing := v_missing OR NOT FOUND;
-    END IF;
-    IF v_missing THEN
-        RAISE EXCEPTION 'There is no run % or no operation % for a new operation to refer to.', v_new.run_id,
-            v_new.undo_of_id USING ERRCODE = 'foreign_key_violation';
+        IF v_new.undo_of_id IS NOT NULL AND NOT FOUND OR v_new.run_id IS DISTINCT FROM v_run.id THEN
+            RAISE EXCEPTION 'There is no run % or no operation % for a new operation to refer to.', v_new.run_id,
+                v_new.undo_of_id USING ERRCODE = 'foreign_key_violation';
+        END IF;
     END IF;
     -- Two versions of one intent serialise here, so that neither can slip past the other (rule 9).
     v_done := pg_advisory_xact_lock(('x' || encode(substring(v_new.lineage FROM 1 FOR 8), 'hex'))::bit(64)::bigint);
@@ -408,21 +404,17 @@ BEGIN
       INTO v_known, v_allowed, v_limits;
     v_now := aftercall_now();
     at := v_now;
-    IF v_known THEN
+    IF v_known OR NOT v_allowed OR v_new.intended_at IS NOT NULL THEN
         SELECT e.verdict, e.id, coalesce(e.detail, '') INTO verdict, id, detail
           FROM ledger_earlier(v_new.lineage, v_new.intent_version) AS e;
+        verdict := coalesce(verdict, CASE
+            WHEN NOT v_allowed THEN 'not_in_table'
+            -- Nothing here knows it any more, and nothing could: whether it was done before cannot be told.
+            WHEN v_new.intended_at < v_now - p_horizon * interval '1 second' THEN 'too_old'
+        END);
         IF verdict IS NOT NULL THEN
             RETURN;
         END IF;
-    END IF;
-    IF NOT v_allowed THEN
-        verdict := 'not_in_table';
-        RETURN;
-    END IF;
-    IF v_new.intended_at < v_now - p_horizon * interval '1 second' THEN
-        -- Nothing here knows it any more, and nothing could: whether it was done before cannot be told.
-        verdict := 'too_old';
-        RETURN;
     END IF;
     v_new.id := nextval('reconciliation_operation_id_seq');
     IF random() * p_mass_limit < 16 THEN
@@ -458,8 +450,8 @@ BEGIN
         v_now + (p_after->>'first_sent_at')::float8 * interval '1 second',
         v_now + (p_after->>'last_sent_at')::float8 * interval '1 second',
         v_now + (p_after->>'same_key_until')::float8 * interval '1 second', '', v_new.reason_code,
-        v_now + (p_after->>'escalated_at')::float8 * interval '1 second', v_new.escalation_reason, '', '', '', '', '', 0, v_new.requested_by,
-        v_new.on_behalf_of, v_new.intended_at, v_now, v_now);
+        v_now + (p_after->>'escalated_at')::float8 * interval '1 second', v_new.escalation_reason, '', '', '', '', '',
+        0, v_new.requested_by, v_new.on_behalf_of, v_new.intended_at, v_now, v_now);
     IF p_held_code IS NOT NULL THEN
         PERFORM ledger_note_held(v_new.id, p_held_by, p_held_code, v_now);
     END IF;
