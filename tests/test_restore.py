@@ -34,7 +34,7 @@ from reconciliation import (
 from reconciliation.actors import Actor, Permission
 from reconciliation.models import Approval, JournalEntry, Limit, Operation, RestoreFence, Run, Signal, Slot
 from reconciliation.pressing import Answer, Verdict
-from reconciliation.providers.base import OutcomeUnknown, Unavailable
+from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
 from reconciliation.states import State
 from tests import database, timetable
 from tests.backups import Backup
@@ -584,6 +584,22 @@ def test_a_failed_step_of_an_ended_run_that_was_applied_after_all_calls_a_person
     sweeping.sweep()
     now = row(failed.pk)
     assert (now.state, now.escalation_reason) == (State.SUCCEEDED, "applied_after_all")
+
+
+def test_its_run_stays_failed_and_is_not_taken_up_again(clerk: Clerk, clock: Clock, backup: Any, settings: Any) -> None:
+    settings.AFTERCALL_WORKFLOWS = ["tests.scripted_workflows.first"]
+    registry.forget()
+    clerk.answers(Rejected("no", status=422))
+    run = runs.start("damaged_item", tenant="acme", workflow_id="r1", input={"order": "1", "amount": 5}, actor=AGENT)
+    assert runs.advance(run.pk).state == "failed"
+    restored(backup())
+    sent = len(clerk.calls)
+    clerk.sees(found("r-1", order="1", amount=0))
+    clock.advance(minutes=1)
+    sweeping.sweep()
+    label = Operation.objects.get(step="label")
+    assert (label.state, label.escalation_reason) == (State.SUCCEEDED, "applied_after_all")
+    assert (Run.objects.get().state, len(clerk.calls)) == ("failed", sent)
 
 
 def test_that_it_is_down_is_a_signal_until_the_release(clerk: Clerk, backup: Any) -> None:
