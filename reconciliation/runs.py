@@ -57,7 +57,7 @@ def start(
     without a look whether it was sent before. Raises registry.Unregistered, InvalidField, and RunMismatch for a known
     id with another input.
     """
-    fence.look()  # a ledger that is not empty must have been anchored
+    fence.stands()  # a ledger that is not empty must have been anchored; a start sends nothing by itself
     workflow = registry.workflow(workflow_name)
     row = _row(workflow, tenant=tenant, workflow_id=workflow_id, input=input)
     moved = transition.open_run(

@@ -15,7 +15,7 @@ from django.db import connections, transaction
 
 from audit import verify
 from audit.models import Entry
-from reconciliation import anchor, claims, executor, fence, registry, restore, transition
+from reconciliation import anchor, claims, executor, fence, registry, restore, runs, transition
 from reconciliation.models import Limit, Operation, RestoreFence
 from reconciliation.states import State
 from tests import database, timetable
@@ -449,3 +449,15 @@ def test_numbers_that_the_lost_time_gave_out_are_not_given_out_again(clerk: Cler
     lost = perform(1).pk
     earlier.bring_back()
     assert perform(2).pk > lost + fence.JUMP
+
+
+def test_a_run_is_recorded_although_the_anchor_cannot_be_read(clerk: Clerk, settings: Any) -> None:
+    """A start sends nothing; its steps are not claimed."""
+    settings.AFTERCALL_WORKFLOWS = ["tests.scripted_workflows.first"]
+    registry.forget()
+    Path(anchor.current().path).write_text("{")  # type: ignore[attr-defined]
+    fence.forget()
+    run = runs.start("damaged_item", tenant="acme", workflow_id="r1", input={"order": "1", "amount": 5}, actor=AGENT)
+    with pytest.raises(claims.LedgerUnavailable):
+        runs.advance(run.pk)
+    assert clerk.calls == []
