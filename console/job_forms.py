@@ -86,7 +86,7 @@ class JobForm(forms.Form):
             return None
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise forms.ValidationError('The input is one JSON object, such as {"order": "1002"}.')

@@ -42,7 +42,7 @@ def read(query: QueryDict, *, kinds: Sequence[type]) -> Cursor | None:
         return None
     try:
         anchor, *values = (_thaw(value) for value in json.loads(base64.urlsafe_b64decode(text.encode() + b"==")))
-    except (ValueError, binascii.Error, TypeError, KeyError) as error:
+    except (ValueError, binascii.Error, TypeError, KeyError, RecursionError) as error:
         raise BadRequest("The address names no page of this list; start again at its first page.") from error
     if [type(value) for value in values] != list(kinds) or not isinstance(anchor, datetime | None):
         raise BadRequest("The address names a page of another list; start again at the first page.")
@@ -94,7 +94,7 @@ def _freeze(value: Any) -> Any:
 
 
 def _thaw(value: Any) -> Any:
-    if isinstance(value, str) and "\0" in value:
+    if isinstance(value, str) and "\0" in value.encode().decode():  # half a surrogate pair is no text either
         raise ValueError("no stored text holds a NUL")
     return moment(value["t"]) if isinstance(value, dict) else value
 

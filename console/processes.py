@@ -81,6 +81,7 @@ def _free_port(wish: int) -> int:
     """Return `wish` where nothing listens there, and otherwise any free port."""
     for port in (wish, 0):
         with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last start's connections still linger
             listener.bind(("127.0.0.1", port))
             return int(listener.getsockname()[1])
     raise OSError("no free port on 127.0.0.1")

@@ -185,7 +185,7 @@ class Limited(TransitionRefused):
 
 # What a person is told of each way of being held back.
 HELD_BACK = {
-    "restored": "The ledger was restored from a backup, and nothing is sent until a person releases it.",
+    "restored": "This ledger may have been restored from a backup; nothing is sent until a person releases it.",
     "maybe_replayed": "The ledger was restored, and this may have been sent before; it is looked up first.",
     "stopped": "A stop switch holds it back; it goes on when a person releases the switch.",
     "limit_concurrency": "As many are in flight as its limit allows; it goes on when there is room.",

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from .fence_wording import SHORT
 from .judgement import absence_provable_at
 from .models import Job, JournalEntry, Limit, Operation, Run, Slot
 from .occurrences import Missed, Overlap, SlotState
 from .providers.base import ActionSpec, Json, Repeat, Verdict
 from .sealing import CannotOpen, hidden_names
 from .states import RUN_TERMINAL, TERMINAL, ApprovalState, Basis, RunState, State
+from .transition import HELD_BACK
 
 Clock = Callable[[datetime], str]  # how the reader writes a time
 
@@ -338,6 +340,7 @@ class LimitTold:
 
     what: str  # stopped | at most 3 in flight | at most 100 attempts in 60 s | at most 10.00 USD in 1 d 0 h
     place: str  # pay/refund.create in acme
+    why: str  # the reason that a person gave, or what the restore fence found
 
 
 def limit(row: Limit) -> LimitTold:
@@ -345,7 +348,8 @@ def limit(row: Limit) -> LimitTold:
     what = "/".join(filter(None, (row.provider, row.action))) or "everything"
     of = f" of workflow {row.workflow_type}" if row.workflow_type else ""
     where = f" in {row.tenant}" if row.tenant else " in every tenant"
-    return LimitTold(_limited(row), what + of + where)
+    why = SHORT.get(row.reason, row.reason) if row.kind == "restored" else row.reason
+    return LimitTold(_limited(row), what + of + where, why)
 
 
 def _limited(row: Limit) -> str:
@@ -358,6 +362,11 @@ def _limited(row: Limit) -> str:
     window = duration(timedelta(seconds=row.window_seconds or 0))
     how_much = money(row.most, row.currency) if row.kind == "amount" else f"{row.most} attempts"
     return f"at most {how_much} in {window}"
+
+
+def held_back(code: str) -> str:
+    """Why a claim was refused, and what lets it go on."""
+    return HELD_BACK.get(code) or sentence(code)
 
 
 def slot_label(state: str) -> Label:
@@ -497,7 +506,9 @@ def dispatch(operation: Operation, entries: Iterable[JournalEntry] = (), spec: A
         return Dispatch("under_way", "Being sent", "An attempt may be in flight under a live lease.")
     if operation.state in TERMINAL or not operation.unknown_attempts:
         return _settled(operation)
-    return _unknown(list(entries), money_moves=operation.amount_minor is not None)
+    told = list(entries)
+    forgotten = set(operation.unknown_attempts) <= _lost_time(told)
+    return _unknown(told, money_moves=operation.amount_minor is not None, forgotten=forgotten)
 
 
 def is_local(spec: ActionSpec | None) -> bool:
@@ -537,7 +548,7 @@ def _settled(operation: Operation) -> Dispatch:
     return Dispatch("answered", "Not applied", "Every attempt is proven not to have been applied.")
 
 
-def _unknown(entries: list[JournalEntry], *, money_moves: bool) -> Dispatch:
+def _unknown(entries: list[JournalEntry], *, money_moves: bool, forgotten: bool) -> Dispatch:
     what = "The money" if money_moves else "The effect"
     verdicts = {str(facts(entry).get("verdict", "")) for entry in entries if entry.kind == "finding"}
     kinds = {entry.kind for entry in entries}
@@ -549,7 +560,8 @@ def _unknown(entries: list[JournalEntry], *, money_moves: bool) -> Dispatch:
         return Dispatch(
             "answered_not_recorded", "Answered, not recorded", "An answer came and is kept; it settled nothing yet."
         )
-    return Dispatch("no_answer", "Sent, no answer", f"{what} may have {'moved' if money_moves else 'happened'}.")
+    title = "May have been sent" if forgotten else "Sent, no answer"
+    return Dispatch("no_answer", title, f"{what} may have {'moved' if money_moves else 'happened'}.")
 
 
 def lede(operation: Operation, entries: Iterable[JournalEntry], *, clock: Clock, spec: ActionSpec | None = None) -> str:
@@ -581,9 +593,16 @@ def _doing(operation: Operation, entries: list[JournalEntry], clock: Clock) -> s
     return text + "."
 
 
+def _lost_time(entries: Iterable[JournalEntry]) -> set[int]:
+    """The attempts that stand for what a restored ledger has forgotten: nobody knows of one that it was made."""
+    return {entry.attempt for entry in entries if entry.kind == "restored" and entry.attempt is not None}
+
+
 def _sending(operation: Operation, entries: list[JournalEntry], clock: Clock) -> str:
     if operation.first_sent_at is None:
         return "Recorded; nothing was ever sent." if operation.attempts == 0 else "Claimed; no send is on record."
+    if forgotten := _lost_time(entries):
+        return _sent_before_restore(operation.attempts - len(forgotten), clock(operation.first_sent_at))
     again = "" if operation.attempts < 2 or not operation.last_sent_at else f", last at {clock(operation.last_sent_at)}"
     times = "Sent" if operation.attempts == 1 else f"Sent {operation.attempts} times"
     first = "first " if operation.attempts > 1 else ""
@@ -595,6 +614,13 @@ def _sending(operation: Operation, entries: list[JournalEntry], clock: Clock) ->
         owner = str(facts(lost).get("owner") or operation.lease_owner or "unknown")
         text += f"; worker {owner} lost by {clock(lost.at)}"
     return text + "."
+
+
+def _sent_before_restore(known: int, first: str) -> str:
+    if known < 1:
+        return "No send is on record; it may have been sent in the time that this ledger has lost."
+    often = f"Sent {known} times, first" if known > 1 else "Sent"
+    return f"{often} at {first}, and perhaps again in the time that this ledger has lost."
 
 
 def _to_which(operation: Operation) -> str:
@@ -669,7 +695,7 @@ def observed(entry: JournalEntry) -> tuple[str, str]:
                 f"The ledger was restored from a backup: attempt{number} may have been sent in the time it lost.{tail}",
             )
         case "held_back":
-            return "■", f"A claim was {reason(str(data.get('code', '')))}.{tail}"
+            return "■", f"A claim was held back. {held_back(str(data.get('code', '')))}{tail}"
         case "late_report":
             return "⧗", f"A late report came for attempt{number} and is kept.{tail}"
         case "heartbeat_refused":

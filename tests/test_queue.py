@@ -146,6 +146,8 @@ LAST_DAY = {"t": "9999-12-31T23:59:59-23:59"}
         ("/runs?open=1", sealed(None, "a\0b")),
         ("/schedules?x=1", sealed(None, "a\0b", 1)),
         ("/schedules?x=1", sealed(None, 1, 1)),
+        ("/schedules?x=1", sealed(None, "\ud800", 1)),
+        ("/?tab=all", base64.urlsafe_b64encode(b"[" * 3000).decode()),
     ],
 )
 def test_a_cursor_that_is_not_ours_is_a_clear_400(ann, page, cursor):

@@ -93,6 +93,16 @@ def test_the_page_says_what_was_found_and_how_far_behind_it_is(behind: Any, ann:
     assert "1003" not in text(ann.get("/?tab=all&state=ambiguous&cause=restored"))
 
 
+def test_what_the_ledger_has_forgotten_is_not_shown_as_sent(behind: Any, ann: Client) -> None:
+    ann.get("/")
+    mark_all()
+    told = text(ann.get(f"/operations/{behind.pk}"))
+    assert "No send is on record; it may have been sent in the time that this ledger has lost." in told
+    assert "May have been sent. The money may have moved." in told
+    held = text(ann.get("/limits"))
+    assert "by the restore fence: this ledger was restored and has forgotten what was done after its backup." in held
+
+
 def test_an_operator_sees_why_not_and_an_admin_releases(behind: Any, ann: Client, fay: Client) -> None:
     ann.get("/")
     mark_all()

@@ -126,6 +126,7 @@ def test_a_stale_form_keeps_the_words_and_says_who_was_first(who, clock):
         ({"start_deadline": "soon"}, "A length looks like"),
         ({"max_run_time": "0 s"}, "between a second and ten years"),
         ({"input": "[1]"}, "one JSON object"),
+        ({"input": '{"a":' + "[" * 9000 + "]" * 9000 + "}"}, "one JSON object"),
         ({"kind": "sometimes"}, "Select a valid choice"),
     ],
 )

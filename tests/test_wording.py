@@ -10,6 +10,7 @@ from reconciliation import wording
 from reconciliation.models import JournalEntry, Operation
 from reconciliation.providers.base import ActionSpec, Repeat
 from reconciliation.states import RunState, State
+from reconciliation.transition import HELD_BACK
 
 NOW = datetime(2026, 11, 29, 14, 31, tzinfo=UTC)
 SPEC = ActionSpec(
@@ -240,6 +241,30 @@ def test_journal_entries_are_told_in_sentences():
         "Attempt 1: no answer that proves anything (no answer). Connection reset."
     )
     assert wording.observed(entry("something_new"))[1] == "Something new."
+
+
+@pytest.mark.parametrize("code", [*HELD_BACK, "limited"])
+def test_what_held_a_claim_back_is_told_in_a_sentence_of_its_own(code):
+    told = wording.observed(entry("held_back", code=code))[1]
+    assert re.fullmatch(r"A claim was held back\. [A-Z][^.]*\.", told), told
+
+
+def test_what_a_restored_ledger_has_forgotten_is_not_said_to_have_been_sent():
+    forgotten = [entry("restored", was="ready")]
+    assert wording.lede(operation(), forgotten, clock=at).startswith(
+        "No send is on record; it may have been sent in the time that this ledger has lost."
+    )
+    assert wording.dispatch(operation(), forgotten).title == "May have been sent"
+    assert wording.known(operation(), forgotten, None, now=NOW)[0] == "May have been sent"
+
+
+def test_what_was_sent_before_a_restore_stays_said():
+    again, second = operation(attempts=2, unknown_attempts=[1, 2]), entry("restored", was="ambiguous")
+    second.attempt = 2
+    assert wording.lede(again, [second], clock=at).startswith(
+        "Sent at 14:03:00, and perhaps again in the time that this ledger has lost."
+    )
+    assert wording.dispatch(again, [second]).title == "Sent, no answer"
 
 
 def test_a_broken_journal_entry_breaks_no_page():

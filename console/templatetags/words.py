@@ -98,6 +98,12 @@ def reason(code: str) -> str:
 
 
 @register.filter
+def held_back(code: str) -> str:
+    """Why a claim was refused."""
+    return wording.held_back(code)
+
+
+@register.filter
 def state_word(state: str) -> str:
     """The word of an operation's state."""
     return wording.state_label(state).word

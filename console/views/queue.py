@@ -223,7 +223,7 @@ def _rows(operations: list[Operation], *, now: datetime) -> list[Row]:
 
 def _newest_entries(operations: list[Operation]) -> dict[int, list[JournalEntry]]:
     """Operation id -> its newest entry of each kind that a line can tell, in one query."""
-    kinds = ("finding", "receipt", "no_answer", "not_applied", "late_report", "lease_expired")
+    kinds = ("finding", "receipt", "no_answer", "not_applied", "late_report", "lease_expired", "restored")
     entries = JournalEntry.objects.filter(operation__in=[each.pk for each in operations], kind__in=kinds)
     newest: dict[int, list[JournalEntry]] = {}
     for entry in entries.order_by("operation_id", "kind", "-id").distinct("operation_id", "kind"):
