@@ -51,7 +51,7 @@ def _break_in_python(mutation: Mutation) -> None:
     setattr(there, name, PYTHON[mutation.new])
 
 
-def _last_sent(operation: Any, spec: Any, answered_at: Any = None) -> Any:
+def _last_sent(operation: Any, spec: Any, *times: Any) -> Any:
     """Absence is believed as soon as something was sent."""
     return operation.last_sent_at - timedelta(days=1) if operation.last_sent_at else None
 

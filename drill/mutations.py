@@ -56,8 +56,13 @@ MUTATIONS = (
     ),
     Mutation(
         "retention check", "ledger_move_operation",
-        "(v_old.same_key_until IS NULL OR v_old.same_key_until <= v_now)", "false",
+        "(v_old.same_key_until IS NULL OR v_old.same_key_until <= ledger_latest(v_now))", "false",
         (f"{TEN}::test_9_the_boundary_of_retention_is_exact",),
+    ),
+    Mutation(
+        "a clock set back", "ledger_latest", "greatest(p_now, (SELECT c.told FROM reconciliation_clock c))", "p_now",
+        ("tests/test_clock.py::test_a_consent_that_was_over_is_not_given_because_the_clock_was_set_back",
+         "tests/test_clock.py::test_a_key_is_not_remembered_longer_because_the_clock_was_set_back"),
     ),
     Mutation(
         "settle time", "reconciliation.judgement.absence_provable_at", "", "last_sent",

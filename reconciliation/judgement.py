@@ -52,19 +52,23 @@ class Evidence:
     reported: str = ""  # the error class of the newest late report, where it is one of a refusal
     rolled_back: bool = False  # every unknown attempt was a local effect without a result: it did not commit
     answered_at: datetime | None = None  # when the last attempt ended without an answer, where its worker said so
+    forward_at: datetime | None = None  # when the database's clock was last set forward
 
 
-def absence_provable_at(operation: Operation, spec: ActionSpec, answered_at: datetime | None = None) -> datetime | None:
+def absence_provable_at(
+    operation: Operation, spec: ActionSpec, answered_at: datetime | None = None, forward_at: datetime | None = None
+) -> datetime | None:
     """From when an empty answer can prove absence (rule 7); None while nothing was sent.
 
     A claim is written before its request leaves: until its worker gave up (`answered_at`), it may have been sending.
+    A clock that was set forward since (`forward_at`) tells of time that has not passed: from there on it settles anew.
     """
     if operation.last_sent_at is None:
         return None
     last = max(operation.last_sent_at, answered_at or operation.last_sent_at)
     if operation.lease_ended_at is not None:
         last = max(last, operation.lease_ended_at + spec.timeout)
-    return last + spec.settles_after
+    return max(last, forward_at or last) + spec.settles_after
 
 
 def judge(evidence: Evidence) -> Judgement:
@@ -120,7 +124,7 @@ def _judge_absent(evidence: Evidence) -> Judgement:
         return _look_again(evidence, "absence_proves_nothing")
     if operation.sighted:
         return to_a_person(evidence, "seen_before_and_gone")
-    provable = absence_provable_at(operation, spec, evidence.answered_at)
+    provable = absence_provable_at(operation, spec, evidence.answered_at, evidence.forward_at)
     if provable is None or evidence.started < provable:
         return _look_again(evidence, "too_early_for_absence")
     if not _counts(evidence):
@@ -197,7 +201,7 @@ def _safe_to_repeat(evidence: Evidence) -> bool:
 
 
 def _next_look_up(evidence: Evidence) -> float:
-    provable = absence_provable_at(evidence.operation, evidence.spec, evidence.answered_at)
+    provable = absence_provable_at(evidence.operation, evidence.spec, evidence.answered_at, evidence.forward_at)
     until = (provable - evidence.started).total_seconds() if provable else None
     delay = policy.look_up_delay(evidence.operation.look_ups + 1, provable_in=until)
     if evidence.operation.escalate_at is not None:

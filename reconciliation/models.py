@@ -795,6 +795,15 @@ class Tick(models.Model):
     handled = models.IntegerField(default=0)
 
 
+class Clock(models.Model):
+    """What is known of the database's own clock, in one row that timekeeping.py writes through a function."""
+
+    told = models.DateTimeField()  # the latest time that it told
+    set_at = models.DateTimeField(null=True)  # when it was last set, by the clock as it was then
+    set_by = models.FloatField(default=0)  # seconds; below 0 it was set back
+    forward_at = models.DateTimeField(null=True)  # when it was last set forward, by the clock as it is now
+
+
 class ActionToken(models.Model):
     """A form's one-time token: the same token gets the first answer again."""
 

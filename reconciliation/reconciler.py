@@ -16,7 +16,7 @@ from django.db import IntegrityError
 
 from audit.log import Fact
 
-from . import local, registry, sealing, settlement, storable, transition, workers
+from . import local, registry, sealing, settlement, storable, timekeeping, transition, workers
 from .actors import SYSTEM, Actor
 from .judgement import SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
 from .models import JournalEntry, Operation
@@ -152,6 +152,7 @@ def _evidence(operation: Operation, started: datetime) -> Evidence:
         started=started,
         worker_silent=_worker_silent(operation),
         answered_at=_answered_at(operation),
+        forward_at=timekeeping.put_forward_at(),
     )
 
 

@@ -40,6 +40,8 @@ INTERNAL = (
     "ledger_lock_lineage",
     "ledger_run_lineage",
     "ledger_end_limit",
+    "ledger_latest",
+    "ledger_follow_back",
     "fence_jump",
     "fence_watch_for_replays",
     "fence_refuses",
@@ -58,6 +60,7 @@ READ_ONLY = (
     "reconciliation_tombstone",
     "reconciliation_localeffect",
     "reconciliation_restorefence",
+    "reconciliation_clock",
 )
 # Bookkeeping that decides nothing.
 WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken", "reconciliation_signal")
@@ -78,7 +81,15 @@ def install(connection: Any) -> None:
 def _functions(cursor: Any) -> None:
     for signature in _installed(cursor):
         cursor.execute(f"DROP FUNCTION {signature}")
-    for name in ("ledger.sql", "limits.sql", "restore.sql", "retention.sql", "local.sql", "append_only.sql"):
+    for name in (
+        "clock.sql",
+        "ledger.sql",
+        "limits.sql",
+        "restore.sql",
+        "retention.sql",
+        "local.sql",
+        "append_only.sql",
+    ):
         cursor.execute((SQL / name).read_text())
 
 

@@ -12,7 +12,19 @@ from django.db import connections
 from django_q.models import OrmQ
 from django_q.tasks import async_task
 
-from . import fence, publishing, restore, retention, schedules, spool, sweeping, transition, watch, workers
+from . import (
+    fence,
+    publishing,
+    restore,
+    retention,
+    schedules,
+    spool,
+    sweeping,
+    timekeeping,
+    transition,
+    watch,
+    workers,
+)  # fmt: skip
 from .anchor import AnchorUnreadable
 from .models import Approval, Operation, Run, Tick
 
@@ -47,6 +59,7 @@ def beat_once() -> None:
     workers.me("beat")
     workers.seen()
     workers.bury_dead()
+    timekeeping.keep()
     down = fence.is_down()
     if down or _is_time("anchor", every=settings.AFTERCALL_ANCHOR_EVERY):
         down = bool(_guarded(restore.tend))

@@ -472,6 +472,12 @@ def fence_local(subject: Subject, *, generation: int, run_generation: int | None
     _raise_unless_moved(verdict or "moved", kind=subject.kind, pk=subject.pk, source="pending", target="succeeded")
 
 
+def keep_time(*, known: datetime | None, elapsed: float | None, tolerance: float) -> tuple[datetime, float]:
+    """Look at the database's clock (sql/clock.sql). Returns (its time, by how many seconds it was set, noticed now)."""
+    at, set_by = _call("SELECT * FROM ledger_keep_time(%s, %s::numeric, %s::numeric)", [known, elapsed, tolerance])
+    return at, float(set_by)
+
+
 # Limits, and what retention takes away
 
 

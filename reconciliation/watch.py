@@ -126,6 +126,12 @@ CONDITIONS = (
         " FROM reconciliation_restorefence WHERE state = 'down'",
     ),
     Condition(
+        "clock_set",
+        "The database's clock was set within the last day",
+        "SELECT '', 'clock:' || id, set_at, round(abs(set_by)::numeric, 1) || CASE WHEN set_by > 0 THEN ' s forward'"
+        " ELSE ' s back' END FROM reconciliation_clock WHERE set_at > %(day)s",
+    ),
+    Condition(
         "mass_trigger",
         "The guard against mass triggering stopped dispatch",
         "SELECT tenant, 'limit:' || id, since, concat_ws('/', provider, action) FROM reconciliation_limit"

@@ -145,6 +145,8 @@ REASONS: dict[str, str] = {
     "ceiling_passed": "it would take its object above what all of this action may come to",
     "limited": "held back by a stop switch or a limit",
     "limit_set": "a stop switch or a limit was set",
+    "clock_set_back": "the database's clock was set back; what is open ends as long from then as it was meant to",
+    "clock_set_forward": "the database's clock was set forward; what was sent before has to settle anew",
     "limit_lifted": "a stop switch or a limit was released",
     "mass_trigger": "stopped by the guard: too many new operations of one kind in a minute",
     "shredded": "what was sealed of it was shredded",

@@ -6,15 +6,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings
 
 from audit.models import Entry
 from reconciliation import claims, executor, reconciler, retrying, settlement, transition, workers
 from reconciliation.actors import Actor
-from reconciliation.models import JournalEntry, Operation
+from reconciliation.models import JournalEntry, Operation, Run
 from reconciliation.policy import boot_seconds
 from reconciliation.providers.http import Wire
 from tests.nursery import Desk, Worker
 from tests.processes import wait_until
+from tests.test_five_of_scheduling import check_ran_once, nightly
 from tests.test_kill import REQUESTS, WRITING, intent, submit_again
 from tests.test_same_identity import open_in
 from tests.worker_driver import intent_of
@@ -229,6 +231,41 @@ def test_a_sweep_with_a_wrong_clock_ends_a_lease_when_the_database_says_so(desk:
     assert desk.operation().state == "ambiguous"
     desk.come_to_rest()
     desk.check()
+
+
+@pytest.mark.case("D3")
+@pytest.mark.parametrize("skew", [3600, -3600])
+def test_a_wrong_clock_of_whoever_looks_proves_absence_neither_sooner_nor_later(desk: Desk, skew: float) -> None:
+    desk.world.mail.fault("reset_before")
+    executor.perform(intent_of(intent("lookup")), actor=Actor(id=workers.me(), kind="worker"))
+    sent = desk.operation()
+    for _ in range(12):
+        if desk.operation().state != "ambiguous":
+            break
+        desk.clock.set(desk.next_due())
+        assert desk.worker(do="sweep", clock=skew).ended()["event"] == "ended"
+    last = JournalEntry.objects.filter(kind="finding").order_by("id").values_list("at", flat=True)[:20]
+    settled = [at for at in last if at >= sent.last_sent_at + timedelta(seconds=5)]
+    assert len(settled) >= 2
+    assert settled[-1] - settled[0] >= timedelta(seconds=settings.AFTERCALL_ABSENCE_SPACING)
+    assert (desk.operation().state, desk.operation().absences) == ("failed_retryable", 1)
+    desk.come_to_rest()
+    desk.check()
+
+
+@pytest.mark.case("D3")
+@pytest.mark.parametrize("skew", [3600, -3600, 30, -30])
+def test_a_beat_with_a_wrong_clock_starts_nothing_early_and_nothing_twice(desk: Desk, skew: float) -> None:
+    job = nightly(desk)
+    due = desk.clock.now()
+    desk.clock.set(due - timedelta(seconds=55))
+    desk.worker(do="beat_and_sweep", clock=skew).ended()
+    assert not Run.objects.exists(), "it is not due by the database's clock"
+    desk.clock.set(due)
+    for wrong in (0.0, skew):
+        desk.worker(do="beat_and_sweep", clock=wrong).ended()
+    assert Run.objects.get().workflow_id.startswith(f"{job.name}@")
+    check_ran_once(desk)
 
 
 @pytest.mark.case("D5")

@@ -11,7 +11,7 @@ from tests.database import TestDatabase
 
 NAMES = {
     "compare-and-set", "fence", "approval re-check", "retention check", "settle time", "four-eyes", "run lock at claim",
-    "send-by", "restore fence", "replay window",
+    "send-by", "restore fence", "replay window", "a clock set back",
 }  # fmt: skip
 
 

@@ -171,7 +171,7 @@ RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
         WHEN a.operation_id IS DISTINCT FROM p_operation OR a.run_id IS DISTINCT FROM p_run
           OR a.action IS DISTINCT FROM p_use->>'action' OR a.fingerprint IS DISTINCT FROM p_use->>'fingerprint'
             THEN 'approval_of_another'
-        WHEN a.state = 'expired' OR a.use_by <= p_now THEN 'approval_past_use_by'
+        WHEN a.state = 'expired' OR a.use_by <= ledger_latest(p_now) THEN 'approval_past_use_by'
     END
     FROM (SELECT 1) AS one LEFT JOIN reconciliation_approval a ON a.id = (p_use->>'id')::bigint;
 $$;
@@ -187,7 +187,7 @@ RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
         WHEN a.state IS NULL OR a.state NOT IN ('approved', 'consumed', 'expired', 'superseded')
           OR a.state = 'consumed' AND p_state <> 'failed_retryable' THEN 'not_approved'
         WHEN a.fingerprint <> p_fingerprint THEN 'approval_of_another'
-        WHEN a.state IN ('expired', 'superseded') OR a.use_by <= p_now THEN 'approval_past_use_by'
+        WHEN a.state IN ('expired', 'superseded') OR a.use_by <= ledger_latest(p_now) THEN 'approval_past_use_by'
     END
     FROM (SELECT 1) AS one LEFT JOIN LATERAL (SELECT * FROM reconciliation_approval n WHERE n.operation_id = p_id
         AND n.action = '' ORDER BY n.id DESC LIMIT 1) AS a ON true;
@@ -284,11 +284,11 @@ BEGIN
         WHEN v_old.version <> p_version THEN 'stale_version'
         WHEN NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'approval' AND m.source = v_old.state
                          AND m.target = p_to) THEN 'not_in_table'
-        WHEN p_to = 'approved' AND v_old.expires_at <= v_now THEN 'approval_expired'
+        WHEN p_to = 'approved' AND v_old.expires_at <= ledger_latest(v_now) THEN 'approval_expired'
         WHEN p_to = 'approved' AND v_old.forbidden::text[] && p_who THEN 'own_request'
         WHEN p_to = 'approved' AND v_old.action = '' AND (v_operation.state <> 'awaiting_approval'
             OR v_operation.fingerprint <> v_old.fingerprint) THEN 'approval_of_another'
-        WHEN p_to = 'expired' AND coalesce(v_old.use_by, v_old.expires_at) > v_now THEN 'not_due'
+        WHEN p_to = 'expired' AND coalesce(v_old.use_by, v_old.expires_at) > ledger_latest(v_now) THEN 'not_due'
     END;
     IF v_refused IS NOT NULL THEN
         RETURN QUERY SELECT v_refused, p_id, v_now, coalesce(v_old.state, '')::text, v_old.version;
@@ -509,7 +509,7 @@ BEGIN
         WHEN 'lease_live' = ANY (p_guard) AND (v_old.state <> 'pending' OR v_old.generation <> p_generation
             OR v_old.lease_until <= v_now) THEN 'stale_generation'
         WHEN 'lease_over' = ANY (p_guard) AND v_old.lease_until > v_now THEN 'lease_live'
-        WHEN 'same_key' = ANY (p_guard) AND (v_old.same_key_until IS NULL OR v_old.same_key_until <= v_now)
+        WHEN 'same_key' = ANY (p_guard) AND (v_old.same_key_until IS NULL OR v_old.same_key_until <= ledger_latest(v_now))
             THEN 'key_forgotten'
     END;
     IF verdict IS NULL AND (p_to = 'pending' OR p_consent IS NOT NULL OR p_guard <> '{held}') THEN

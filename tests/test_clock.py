@@ -1,0 +1,272 @@
+"""The database's clock is set, or a worker's is wrong: things may be over or unknown earlier, never again or later."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import time_machine
+from django.db import connections
+
+from audit.models import Entry
+from reconciliation import reconciler, sweeping, timekeeping, transition, watch
+from reconciliation.executor import perform
+from reconciliation.models import Clock, Operation, Signal
+from reconciliation.pressing import Verdict
+from reconciliation.providers.base import OutcomeUnknown
+from reconciliation.states import ApprovalState
+from tests.scripted import AGENT, OLGA, absent, order, row
+from tests.test_approvals import ANN, CLEO, ROOT, asked, do, press, the, unknown
+
+LOST = OutcomeUnknown("no answer came")
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(autouse=True)
+def _a_beat_that_looks(clerk: Any) -> Any:
+    timekeeping.forget()
+    timekeeping.keep()
+    yield
+    timekeeping.forget()
+
+
+def looks() -> float:
+    return timekeeping.keep()
+
+
+def time_passes(monkeypatch: Any, clock: Any, seconds: float) -> None:
+    """As it does where nobody sets a clock: by what the database tells, and by what is measured."""
+    measured = timekeeping.boot_seconds() + seconds
+    clock.advance(seconds)
+    monkeypatch.setattr(timekeeping, "boot_seconds", lambda: measured)
+
+
+def clock_entries() -> list[str]:
+    return list(Entry.objects.filter(event="clock").order_by("id").values_list("reason_code", flat=True))
+
+
+# Set back
+
+
+@pytest.mark.parametrize("beat_has_looked", [False, True])
+def test_a_consent_that_was_over_is_not_given_because_the_clock_was_set_back(clerk, clock, beat_has_looked):
+    approval = the(asked().pk)
+    clock.set(approval.expires_at)
+    looks()
+    clock.advance(-600)
+    if beat_has_looked:
+        assert looks() < -590
+    assert press("approve", the(approval.operation_id), CLEO).verdict is Verdict.REFUSED
+    with pytest.raises(transition.ApprovalExpired):
+        transition.move_approval(
+            the(approval.operation_id), to="approved", who=["person:3"], patch={"decided_by": "person:3"},
+            operation_to="ready", fact=CLEO.fact("approved"),
+        )  # fmt: skip
+    looks()
+    sweeping.sweep()
+    assert (row(approval.operation_id).state, clerk.calls) == ("failed_terminal", [])
+
+
+@pytest.mark.parametrize("beat_has_looked", [False, True])
+def test_a_consent_past_its_use_by_is_not_used_because_the_clock_was_set_back(clerk, clock, beat_has_looked):
+    pk = asked().pk
+    press("approve", the(pk), CLEO)
+    clock.set(the(pk).use_by)
+    looks()
+    clock.advance(-600)
+    if beat_has_looked:
+        looks()
+    assert asked().state == "awaiting_approval"
+    sweeping.sweep()
+    assert (row(pk).state, clerk.calls) == ("awaiting_approval", [])
+
+
+@pytest.mark.parametrize("beat_has_looked", [False, True])
+def test_what_two_people_agreed_on_is_not_done_after_its_time_because_the_clock_was_set_back(
+    clerk, clock, beat_has_looked
+):
+    case = unknown(clerk)
+    do(case, "send_again", ANN)
+    approval = the(case.pk, "send_again")
+    transition.move_approval(approval, to="approved", who=[], patch={"decided_by": ROOT.id}, fact=ROOT.fact("approved"))
+    clock.set(the(case.pk, "send_again").use_by)
+    looks()
+    clock.advance(-600)
+    if beat_has_looked:
+        looks()
+    sweeping.sweep()
+    do(case, "send_again", ANN)
+    assert len(clerk.calls) == 1
+
+
+def test_an_open_consent_does_not_live_longer_because_the_clock_was_set_back(clerk, clock):
+    approval = the(asked().pk)
+    left = approval.expires_at - clock.now()
+    looks()
+    clock.advance(-3600)
+    looks()
+    now_left = the(approval.operation_id).expires_at - clock.now()
+    assert abs(now_left - left) < timedelta(seconds=5)
+    clock.set(the(approval.operation_id).expires_at)
+    sweeping.sweep()
+    assert the(approval.operation_id).state == ApprovalState.EXPIRED
+
+
+def test_a_key_is_not_remembered_longer_because_the_clock_was_set_back(clerk, clock):
+    clerk.answers(LOST)
+    pk = perform(order("unlisted"), actor=AGENT).pk
+    sweeping.call_a_person(row(pk), "no_conclusive_answer")
+    clock.set(row(pk).same_key_until)
+    looks()
+    clock.advance(-3600)
+    for _ in range(2):
+        assert do(row(pk), "retry", OLGA).verdict is Verdict.REFUSED
+        looks()
+    assert len(clerk.calls) == 1
+
+
+def test_a_lease_does_not_last_longer_because_the_clock_was_set_back(clerk, clock, monkeypatch):
+    from reconciliation import executor
+
+    monkeypatch.setattr(executor, "settle", lambda claim, judged: None)
+    perform(order("none"), actor=AGENT)
+    looks()
+    clock.advance(-3600)
+    looks()
+    clock.advance(40)
+    sweeping.sweep()
+    assert Operation.objects.get().state == "ambiguous"
+
+
+# Set forward
+
+
+def test_a_clock_that_is_set_forward_and_right_again_revives_no_consent(clerk, clock):
+    waiting, agreed = asked(step="waiting").pk, asked(step="agreed").pk
+    press("approve", the(agreed), CLEO)
+    clock.advance(86_400)
+    looks()
+    sweeping.sweep()
+    clock.advance(-86_400)
+    looks()
+    assert the(waiting).state == ApprovalState.EXPIRED
+    assert press("approve", the(waiting), CLEO).verdict is Verdict.REFUSED
+    sweeping.sweep()
+    assert (the(agreed).state, row(agreed).state) == (ApprovalState.WAITING, "awaiting_approval")
+    assert clerk.calls == []
+
+
+def test_a_clock_that_is_set_forward_makes_a_call_in_flight_unknown_and_never_sends_it_again(clerk, clock):
+    def meanwhile(call: Any) -> Any:
+        clock.advance(86_400)
+        looks()
+        sweeping.sweep()
+        assert Operation.objects.get().state == "ambiguous"
+        return LOST
+
+    clerk.answers(meanwhile)
+    outcome = perform(order("lookup"), actor=AGENT)
+    sweeping.sweep()
+    assert (row(outcome.pk).state, len(clerk.calls)) == ("ambiguous", 1)
+
+
+def test_time_that_a_clock_only_tells_of_proves_no_absence(clerk, clock, monkeypatch):
+    clerk.answers(LOST)
+    pk = perform(order("lookup"), actor=AGENT).pk
+    clerk.sees(absent())
+    clock.advance(3600)
+    assert looks() > 3590
+    for _ in range(2):
+        reconciler.reconcile(pk)
+        time_passes(monkeypatch, clock, 31)
+        looks()
+    assert (row(pk).state, row(pk).absent_reads) == ("ambiguous", 0)
+    for _ in range(2):
+        reconciler.reconcile(pk)
+        time_passes(monkeypatch, clock, 31)
+        looks()
+    assert (row(pk).state, row(pk).reason_code) == ("failed_retryable", "absent")
+
+
+def test_time_that_has_passed_proves_absence_as_ever(clerk, clock, monkeypatch):
+    clerk.answers(LOST)
+    pk = perform(order("lookup"), actor=AGENT).pk
+    clerk.sees(absent())
+    for _ in range(2):
+        time_passes(monkeypatch, clock, 61)
+        assert looks() == 0
+        reconciler.reconcile(pk)
+    assert row(pk).state == "failed_retryable"
+
+
+# Looking
+
+
+@pytest.mark.parametrize("seconds", [-4, 4])
+def test_what_the_margins_allow_for_is_no_setting(clock, seconds):
+    told = Clock.objects.get().told
+    clock.advance(seconds)
+    assert looks() == 0
+    assert Clock.objects.get().told >= told
+    assert clock_entries() == []
+
+
+@pytest.mark.parametrize(("seconds", "code", "detail"), [(3600, "forward", "s forward"), (-3600, "back", "s back")])
+def test_a_setting_is_on_record_and_shown_once_however_many_look(clock, seconds, code, detail):
+    clock.advance(seconds)
+    barrier, noticed = threading.Barrier(4), []
+
+    def beat() -> None:
+        try:
+            barrier.wait(20)
+            noticed.append(timekeeping.keep())
+        finally:
+            connections.close_all()
+
+    crowd = [threading.Thread(target=beat) for _ in range(4)]
+    for one in crowd:
+        one.start()
+    for one in crowd:
+        one.join()
+    assert len([by for by in noticed if by]) == 1
+    assert clock_entries() == [f"clock_set_{code}"]
+    watch.look()
+    signal = Signal.objects.get(kind="clock_set")
+    assert (signal.subject, signal.detail.endswith(detail)) == ("clock:1", True)
+
+
+def test_a_beat_that_starts_anew_still_sees_that_the_clock_was_set_back(clock):
+    timekeeping.forget()
+    clock.advance(-3600)
+    assert looks() < -3590
+
+
+@pytest.mark.parametrize(
+    "other", ["DELETE FROM reconciliation_clock", "UPDATE reconciliation_clock SET told = told - interval '1 day'"]
+)
+def test_what_a_beat_knows_of_another_database_is_no_setting_of_this_ones_clock(clock, superuser_connection, other):
+    clock.advance(3600)
+    superuser_connection.execute(other)
+    assert looks() == 0
+
+
+# The clock of whoever decides
+
+
+@pytest.mark.case("F3")
+@pytest.mark.parametrize("skew", [-600, 600])
+def test_a_wrong_clock_of_the_web_process_changes_no_consent(clerk, clock, skew):
+    early, late = the(asked(step="early").pk), the(asked(step="late").pk)
+    with time_machine.travel(time.time() + skew, tick=True):
+        clock.set(early.expires_at - timedelta(seconds=2))
+        assert press("approve", early, CLEO).verdict is Verdict.DONE
+        clock.set(late.expires_at)
+        assert press("approve", late, CLEO).verdict is Verdict.REFUSED
+        agreed = the(early.operation_id)
+        assert abs(agreed.use_by - agreed.decided_at - timedelta(minutes=30)) < timedelta(seconds=1)
+        clock.set(agreed.use_by)
+        assert asked(step="early").state == "awaiting_approval"
+    assert clerk.calls == []
