@@ -131,7 +131,10 @@ class FileAnchor:
         except OSError as error:
             raise AnchorUnreadable(f"The anchor {self.path} cannot be locked ({error.strerror}).") from error
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:  # a file system without working locks
+                raise AnchorUnreadable(f"The anchor {self.path} cannot be locked ({error.strerror}).") from error
             yield
 
     # The trail
@@ -150,7 +153,7 @@ class FileAnchor:
         """What every process that sent for this identity of the ledger has put on its trail."""
         seen: dict[Path, bytes] = {}
         try:
-            for path in self.folder.glob("*.claims"):
+            for path in self._trails():
                 with suppress(FileNotFoundError):  # tidied away by another beat
                     seen[path] = path.read_bytes()
         except OSError as error:
@@ -161,9 +164,12 @@ class FileAnchor:
 
     def sync(self) -> None:
         """Bring every trail to the disk, so that a power failure does not take it."""
-        for path in self.folder.glob("*.claims"):
-            with suppress(FileNotFoundError):
-                _sync(path)
+        try:
+            for path in self._trails():
+                with suppress(FileNotFoundError):
+                    _sync(path)
+        except OSError as error:
+            raise AnchorUnreadable(f"The trail in {self.folder} cannot be synced ({error.strerror}).") from error
 
     def tidy(self, covered: Trails) -> None:
         """Remove the trails of processes that have ended, as far as they are what `covered` was read from."""
@@ -172,6 +178,14 @@ class FileAnchor:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # its process holds it while it lives
                 if file.read() == data:
                     path.unlink()
+
+    def _trails(self) -> list[Path]:
+        """Not by a glob, which takes a folder that it may not read for an empty one."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:  # nobody has sent yet
+            return []
+        return [self.folder / name for name in names if name.endswith(".claims")]
 
     def _open(self, database: str) -> _Trail:
         with self._opening:

@@ -322,6 +322,35 @@ def test_an_anchor_that_cannot_be_read_stops_claims_and_marks_nothing(clerk: Cle
     assert (down(), len(clerk.calls), row(pk).state) == ("", 1, State.SUCCEEDED)
 
 
+def test_a_trail_that_cannot_be_read_is_not_taken_for_an_empty_one(clerk: Clerk) -> None:
+    perform(1)
+    trail = Path(f"{anchor.current().path}.trail")  # type: ignore[attr-defined]
+    aside = trail.rename(trail.with_suffix(".aside"))
+    trail.touch()
+    fence.forget()
+    try:
+        with pytest.raises(claims.LedgerUnavailable, match=r"The trail in .* cannot be read"):
+            perform(2)
+        with pytest.raises(anchor.AnchorUnreadable, match="cannot be synced"):
+            anchor.current().sync()
+    finally:
+        trail.unlink()
+        aside.rename(trail)
+    assert (down(), len(clerk.calls)) == ("", 1)
+
+
+@pytest.mark.parametrize("broken", ["taking", "opening"])
+def test_an_anchor_that_cannot_be_locked_is_told_as_one_that_cannot_be_read(
+    clerk: Clerk, monkeypatch: Any, broken: str
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(*((anchor.fcntl, "flock") if broken == "taking" else (Path, "mkdir")), refused)
+    with pytest.raises(anchor.AnchorUnreadable, match="cannot be locked"), fence.deciding():
+        pass
+
+
 def test_a_claim_that_cannot_be_noted_outside_is_not_sent(clerk: Clerk, monkeypatch: Any) -> None:
     perform(1)
 
