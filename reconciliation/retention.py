@@ -17,7 +17,7 @@ import structlog
 from django.conf import settings
 from django.db import IntegrityError
 
-from . import reconciler, transition
+from . import fence, reconciler, transition
 from .actors import Actor
 from .models import Operation, Run
 from .providers.base import ActionSpec
@@ -39,9 +39,12 @@ class Tally:
     shredded: int = 0
     forgotten: int = 0
     messages: int = 0
+    fenced: bool = False  # the ledger was restored: what may be wanted as evidence stays until its release
 
     def told(self) -> str:
         """In one sentence."""
+        if self.fenced:
+            return "Nothing was pruned: the ledger was restored, and waits for its release."
         gone = f"{self.pruned['operation']} operations and {self.pruned['run']} runs pruned, {self.shredded} shredded"
         kept = ", ".join(f"{number} {why}" for why, number in sorted(self.kept.items()))
         over = f"{self.forgotten} tombstones and counts and {self.messages} messages forgotten"
@@ -50,6 +53,8 @@ class Tally:
 
 def tend(*, limit: int = BATCH, dry_run: bool = False) -> Tally:
     """One round: shred, prune operations (undos before what they undo), prune runs, forget. `limit` of each."""
+    if fence.is_down():
+        return Tally(fenced=True)
     tally = Tally()
     for operation, spec in _shreddable(limit):
         if dry_run or _shred(operation, spec) == "shredded":

@@ -20,6 +20,7 @@ from reconciliation import (
     reconciler,
     registry,
     restore,
+    retention,
     retrying,
     runs,
     schedules,
@@ -622,6 +623,18 @@ def test_the_beat_marks_and_does_not_write_the_anchor_while_it_is_down(clerk: Cl
     tasks.beat_once()
     assert row(made.pk).state == State.AMBIGUOUS
     assert fence.anchor.current().read().mark == mark
+
+
+def test_nothing_is_pruned_while_it_is_down_whoever_asks(clerk: Clerk, clock: Clock, backup: Any) -> None:
+    perform(1)
+    earlier = backup()
+    clock.advance(days=400)
+    lose(earlier)
+    mark_all()
+    assert retention.tend().told() == "Nothing was pruned: the ledger was restored, and waits for its release."
+    assert Operation.objects.count() == 1
+    release()
+    assert retention.tend().pruned["operation"] == 1
 
 
 def test_the_beat_writes_the_anchor_forward_when_something_was_decided(clerk: Clerk, clock: Clock) -> None:
