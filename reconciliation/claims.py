@@ -419,5 +419,7 @@ def _read_back(nonce: UUID, error: Exception) -> Moved:
 
 
 def outside_transactions() -> None:
-    if here.connection().in_atomic_block:
+    connection = here.connection()
+    # Without autocommit the first statement opens a transaction, and no atomic block says so.
+    if connection.in_atomic_block or not connection.get_autocommit():
         raise RuntimeError("an operation may not be performed inside a transaction: the claim must be committed first")

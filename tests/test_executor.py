@@ -275,6 +275,18 @@ def test_nothing_is_performed_inside_a_transaction(clerk):
     assert Operation.objects.count() == 0
 
 
+def test_nothing_is_performed_where_a_statement_would_open_a_transaction(clerk):
+    transaction.set_autocommit(False)
+    try:
+        with pytest.raises(RuntimeError, match="inside a transaction"):
+            perform(order(), actor=AGENT)
+    finally:
+        transaction.rollback()
+        transaction.set_autocommit(True)
+    assert clerk.calls == []
+    assert Operation.objects.count() == 0
+
+
 def test_no_transaction_is_open_while_the_provider_is_called(clerk):
     seen = []
 
