@@ -37,7 +37,7 @@ from .states import MessageState
 from .workflows import Consent
 
 ALIAS = transition.ALIAS
-LONGEST_ORDER = 200
+LONGEST_TEXT = {"provider": 64, "action": 120, "requested_by": 120, "on_behalf_of": 120, "order": 200}
 
 
 class MessageMismatch(Exception):
@@ -88,11 +88,10 @@ def _row(intent: Intent, *, actor: Actor, order: str) -> dict[str, Any]:
     identity = intent.identity
     if not isinstance(intent.request, dict):
         raise InvalidField("request", "must be a JSON object")
-    if len(order) > LONGEST_ORDER or "\0" in order:
-        raise InvalidField("order", f"must be text of at most {LONGEST_ORDER} characters")
-    for name in ("provider", "action"):
-        if not getattr(intent, name) or len(getattr(intent, name)) > 64:
-            raise InvalidField(name, "must be a name of 1 to 64 characters")
+    by = intent.requested_by or actor.id
+    texts = {"provider": intent.provider, "action": intent.action, "requested_by": by, "order": order}
+    for name, value in (texts | {"on_behalf_of": intent.on_behalf_of}).items():
+        _check_text(name, value)
     if intent.held is not None or intent.undo_of is not None or intent.run_id is not None:
         raise InvalidField("intent", "belongs to a run; a message is an operation by itself")
     asked = {"terms": _terms(intent, actor), "order": order, "request": intent.request}
@@ -107,10 +106,17 @@ def _row(intent: Intent, *, actor: Actor, order: str) -> dict[str, Any]:
         "fingerprint": keys.fingerprint(provider=intent.provider, account="-", action=intent.action, request=asked),
         "request_sealed": sealing.seal(intent.request),
         "terms": json.dumps(asked["terms"], sort_keys=True),
-        "requested_by": intent.requested_by or actor.id,
+        "requested_by": by,
         "on_behalf_of": intent.on_behalf_of,
         "intended_at": intent.intended_at,
     }
+
+
+def _check_text(name: str, value: str) -> None:
+    """What the database would refuse is refused before, for that would end the business's transaction."""
+    least, most = (1 if name in ("provider", "action") else 0), LONGEST_TEXT[name]
+    if not least <= len(value) <= most or "\0" in value or value != value.encode("utf-8", "replace").decode():
+        raise InvalidField(name, f"must be text of {least} to {most} characters, no NUL, no half of a surrogate pair")
 
 
 def _terms(intent: Intent, actor: Actor) -> Json:

@@ -133,12 +133,24 @@ def test_asking_for_something_else_under_the_same_identity_is_refused(clerk: Cle
         (lambda: wish(request={"n": float("nan")}), "request"),
         (lambda: wish(request=[1]), "request"),
         (lambda: replace(wish(), provider=""), "provider"),
+        (lambda: replace(wish(), action="a" * 121), "action"),
+        (lambda: replace(wish(), on_behalf_of="a\0b"), "on_behalf_of"),
+        (lambda: replace(wish(), requested_by="half \ud800 of a pair"), "requested_by"),
         (lambda: replace(wish(), run_id=7), "intent"),
     ],
 )
 def test_what_can_never_be_recorded_is_refused_at_once(clerk: Clerk, broken: Callable[[], Intent], field: str) -> None:
     with pytest.raises(InvalidField, match=f"^{field}: "):
         put(broken())
+
+
+@pytest.mark.parametrize("order_", ["x" * 201, "a\0b", "\ud800"])
+def test_an_order_that_cannot_be_kept_is_refused_and_the_business_goes_on(book: Shelf, order_: str) -> None:
+    with transaction.atomic():
+        with pytest.raises(InvalidField, match=r"^order: "):
+            outbox.put(wish(1), actor=DESK, order=order_)
+        trade(wish(2))
+    assert (book.rows(), states()) == (1, ["waiting"])
 
 
 def test_two_who_ask_at_once_make_one_message(ledger_db: Any) -> None:
