@@ -534,6 +534,12 @@ BEGIN
           WHERE m.kind = 'operation' AND m.source = v_old.state AND m.target = p_to;
         IF NOT FOUND THEN
             verdict := 'not_in_table';
+        ELSIF p_to = 'ambiguous' AND v_old.state <> 'pending' THEN
+            -- Within one history what is known does not become unknown: only a restore does that, while it lasts.
+            PERFORM 1 FROM reconciliation_limit l WHERE l.kind IN ('restored', 'replay') AND l.lifted_at IS NULL;
+            IF NOT FOUND THEN
+                verdict := 'not_in_table';
+            END IF;
         END IF;
     END IF;
     IF verdict IS NULL AND (p_to = 'pending' OR p_consent IS NOT NULL) THEN
