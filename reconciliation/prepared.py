@@ -33,15 +33,16 @@ def row(connection: psycopg.Connection[Any], statement: str, values: Sequence[An
     """The one row that `statement` (with %s for each of `values`) gives, in a transaction of its own.
 
     The connection must be in autocommit and outside of any transaction: a statement sent here begins none. Raises the
-    driver's errors. After one of them the statement is prepared anew, for a migration may have changed what it gives.
+    driver's errors. Where the server says that what was prepared does not fit any more (a migration changed what the
+    function gives) or is not there, it is prepared anew for the next one.
     """
     with connection.lock:
         try:
             name = _names.setdefault(connection, {}).get(statement) or _prepare(connection, statement)
             connection.pgconn.send_query_prepared(name, [_sent(value) for value in values], result_format=1)
             return _read(_result(connection))
-        except psycopg.Error:
-            _names.pop(connection, None)
+        except (errors.FeatureNotSupported, errors.InvalidSqlStatementName):
+            _names.pop(connection, None)  # after any other error it is kept: the server would keep each one, too
             raise
 
 

@@ -46,6 +46,22 @@ def test_an_error_of_the_database_is_the_drivers_and_the_connection_goes_on(raw)
     assert prepared.row(raw, "SELECT 1 / %s::int", [1]) == (1,)
 
 
+def test_errors_leave_no_statements_behind_in_the_server(raw):
+    for _ in range(3):
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            prepared.row(raw, "SELECT 1 / %s::int", [0])
+    held = raw.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE 'SELECT 1 / $1%'").fetchone()
+    assert held == (1,)
+
+
+def test_a_statement_that_the_server_has_forgotten_is_prepared_anew(raw):
+    assert prepared.row(raw, "SELECT %s::int", [1]) == (1,)
+    raw.execute("DEALLOCATE ALL")
+    with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+        prepared.row(raw, "SELECT %s::int", [2])
+    assert prepared.row(raw, "SELECT %s::int", [3]) == (3,)
+
+
 def test_a_function_that_a_migration_has_changed_is_prepared_anew(raw, superuser_connection):
     make = "CREATE FUNCTION changing(OUT a int{more}) LANGUAGE sql AS 'SELECT 1{value}'"
     superuser_connection.execute(make.format(more="", value=""))
