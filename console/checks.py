@@ -96,7 +96,7 @@ def console_url() -> list[CheckMessage]:
 
 @rule
 def seal_keys() -> list[CheckMessage]:
-    """Each key that seals fields is one that Fernet takes."""
+    """Each key that seals fields has the form that opens every token, those of Fernet too."""
     from cryptography.fernet import Fernet
 
     try:
@@ -107,7 +107,7 @@ def seal_keys() -> list[CheckMessage]:
         return []
     return [
         Error(
-            "AFTERCALL_SEAL_KEYS holds something that is not a Fernet key.",
+            "AFTERCALL_SEAL_KEYS holds something that is not a sealing key.",
             hint="Each of its comma-separated keys is 32 random bytes in URL-safe base64, newest first.",
             id="aftercall.E005",
         )

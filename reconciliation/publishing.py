@@ -90,8 +90,8 @@ def _try_again(message: Message, problem: str, detail: str) -> None:
 
 def _stick(message: Message, problem: str, detail: str) -> None:
     fact = PUBLISHER.fact(problem, provider=message.provider, action=message.action)
-    outbox.stick(message, problem=problem, detail=detail, fact=fact)
-    log.error("message_stuck", message=message.pk, problem=problem)
+    if outbox.stick(message, problem=problem, detail=detail, fact=fact):
+        log.error("message_stuck", message=message.pk, problem=problem)
 
 
 # What waits

@@ -169,6 +169,8 @@ def _pressed(action: str, do: Any, **facts: Any) -> Answer:
     try:
         answer = _press(action, do, **facts)
     except AnchorUnreadable as problem:
+        refused = facts["actor"].fact("anchor_unreadable", reason=facts["reason"][:LONGEST_REASON], action=action)
+        transition.refuse(subject=Pressed.subject, tenant=Pressed.tenant, fact=refused)
         return Answer(verdict=Verdict.REFUSED, message=f"{problem} Nothing was changed.", token=facts["token"])
     if answer.verdict is Verdict.DONE:
         _settle_anchor()
