@@ -13,7 +13,7 @@ import pytest
 from django.db import connections
 
 from console import embedded
-from reconciliation import fence
+from reconciliation import fence, spool
 from tests import database
 from tests.book import book  # noqa: F401 - fixtures
 from tests.cast import till  # noqa: F401 - fixtures
@@ -119,6 +119,7 @@ def ledger_db(
         connections.close_all()
     test_database.empty(cleaner)
     database.weigh_anchor()
+    shutil.rmtree(spool.folder(), ignore_errors=True)  # a report that a test left would come in during the next one
 
 
 @pytest.fixture
