@@ -603,6 +603,17 @@ def test_its_run_stays_failed_and_is_not_taken_up_again(clerk: Clerk, clock: Clo
     assert (Run.objects.get().state, len(clerk.calls)) == ("failed", sent)
 
 
+def test_a_press_that_an_unreadable_anchor_stops_changes_nothing_and_is_on_record(clerk: Clerk, backup: Any) -> None:
+    lose(backup())
+    mark_all()
+    fence.anchor.current().path.write_text("{")
+    answer = release()
+    assert (answer.verdict, RestoreFence.objects.get().is_down) == (Verdict.REFUSED, True)
+    assert "cannot be read" in answer.message
+    refused = Entry.objects.get(subject="fence:1", event="refused")
+    assert (refused.actor, refused.reason_code) == (ADA.id, "anchor_unreadable")
+
+
 def test_that_it_is_down_is_a_signal_until_the_release(clerk: Clerk, backup: Any) -> None:
     lose(backup())
     watch.look()
