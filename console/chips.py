@@ -13,6 +13,11 @@ class Chip:
     value: str
     choices: list[tuple[str, str]]
 
+    @property
+    def label(self) -> str:
+        """The choice that holds, in the words in which it was offered."""
+        return dict(self.choices).get(self.value, self.value)
+
 
 def worth_showing(chips: list[Chip]) -> list[Chip]:
     """Those with a choice to make or to take back."""

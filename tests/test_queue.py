@@ -103,6 +103,11 @@ def test_filters_narrow_the_list_and_are_links(ann, query, found):
         assert "Nothing here passes these filters" in text(page)
 
 
+def test_a_filter_that_holds_is_named_as_it_was_offered(ann):
+    assert "state: unknown ×" in text(ann.get("/?tab=all&state=ambiguous"))
+    assert "age: older than 1 h ×" in text(ann.get("/?tab=all&age=1h"))
+
+
 def test_pages_by_key_skip_and_repeat_nothing_while_rows_come_and_go(ann, monkeypatch):
     monkeypatch.setattr("console.views.queue.SIZE", 4)
     now = database_now()
