@@ -152,17 +152,17 @@ def _be(
     from reconciliation import registry
 
     try:
-        boundaries.installed().__enter__()  # for the life of this process
-        stage = Stage(place.enter(folder, f"sweep_{os.getpid()}_{number}"), input=input)
-        declared = registry.workflow(workflow)
-        for job in share:
-            if time.monotonic() > until:
-                break
-            began = time.monotonic()
-            tally = do(stage, declared, job)
-            tally.seconds = time.monotonic() - began
-            results.put(tally)
-        results.put(_verified())
+        with boundaries.installed():  # kept until the end: a generator that nobody holds takes its wraps off at once
+            stage = Stage(place.enter(folder, f"sweep_{os.getpid()}_{number}"), input=input)
+            declared = registry.workflow(workflow)
+            for job in share:
+                if time.monotonic() > until:
+                    break
+                began = time.monotonic()
+                tally = do(stage, declared, job)
+                tally.seconds = time.monotonic() - began
+                results.put(tally)
+            results.put(_verified())
     except BaseException:
         results.put(Tally(failures=[{"problems": [traceback.format_exc()[-900:]]}]))
     finally:
