@@ -288,11 +288,12 @@ class Stage:
     def _run_problems(self, run: Run, operations: dict[str, Operation]) -> Iterator[str]:
         if run.state not in RUN_TERMINAL and not run.escalated_at and not self._somebody_must_act(operations):
             yield f"run {run.state}: nobody holds it and nobody is called"
-        applied = [o for o in operations.values() if not o.undo_of_id and self.world.count(o.key) and not _loud(o)]
+        applied = [o for o in operations.values() if not o.undo_of_id and self.world.count(o.key)]
+        quiet = {o.pk for o in applied if not _loud(o)}  # with the others a person was called
         undone = {o.undo_of_id for o in operations.values() if o.undo_of_id and self.world.count(o.key)}
-        if run.state == RunState.FAILED and applied:
+        if run.state == RunState.FAILED and quiet:
             yield "run failed: and something was applied"
-        if run.state == RunState.COMPENSATED and {o.pk for o in applied} != undone:
+        if run.state == RunState.COMPENSATED and not quiet <= undone <= {o.pk for o in applied}:
             yield "run compensated: and not all that was applied is undone"
         if run.state == RunState.SUCCEEDED:
             steps = {step.name for step in registry.workflow(run.workflow_type).effects}
