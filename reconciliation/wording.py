@@ -254,7 +254,7 @@ REASONS: dict[str, str] = {
     "job_disabled": "a schedule was switched off",
     "zone_data_changed": "new zone data; the next run was worked out anew",
     # a restored ledger
-    "restored": "the ledger was restored from a backup; it may have been sent in the time that was lost",
+    "restored": "the ledger was restored from a backup",
     "maybe_replayed": "not shown to be newer than the release of a restored ledger; looked up before it is sent",
     "fence_came_down": "this is not the ledger that the anchor knows; nothing is sent",
     "restore_begun": "a person said that this ledger was restored",
@@ -694,7 +694,7 @@ def observed(entry: JournalEntry) -> tuple[str, str]:
         case "restored":
             return (
                 "◆",
-                f"The ledger was restored from a backup: attempt{number} may have been sent in the time it lost.{tail}",
+                f"Attempt{number} may have been sent in the time that this ledger has lost.{tail}",
             )
         case "held_back":
             return "■", f"A claim was held back. {held_back(str(data.get('code', '')))}{tail}"

@@ -258,6 +258,14 @@ def test_what_a_restored_ledger_has_forgotten_is_not_said_to_have_been_sent():
     assert wording.known(operation(), forgotten, None, now=NOW)[0] == "May have been sent"
 
 
+def test_the_timeline_says_once_that_the_ledger_was_restored():
+    seen = wording.observed(entry("restored", was="ready"))[1]
+    assert (seen, wording.reason("restored")) == (
+        "Attempt 1 may have been sent in the time that this ledger has lost.",
+        "the ledger was restored from a backup",
+    )
+
+
 def test_what_was_sent_before_a_restore_stays_said():
     again, second = operation(attempts=2, unknown_attempts=[1, 2]), entry("restored", was="ambiguous")
     second.attempt = 2
