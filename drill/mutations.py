@@ -78,6 +78,18 @@ MUTATIONS = (
          "tests/test_runs.py::test_a_worker_that_lost_its_run_claims_nothing_more"),
     ),
     Mutation(
+        "fence of a local effect", "ledger_fence_local", "OR v_operation.lease_until <= v_now", "",
+        ("tests/test_local.py::test_a_worker_whose_lease_ran_out_commits_nothing_any_more",),
+    ),
+    Mutation(
+        "commit with its settlement", "local_effect_is_settled", "e.id = NEW.id", "false",
+        ("tests/test_local.py::test_the_database_itself_commits_no_effect_without_its_settlement",),
+    ),
+    Mutation(
+        "one operation a message", "reconciliation.outbox._write", "", "always",
+        ("tests/test_outbox.py::test_a_slow_publisher_marks_nothing_that_another_or_a_person_has_dealt_with",),
+    ),
+    Mutation(
         "send-by", "reconciliation.claims._send_window", "", "for_ever",
         ("tests/test_executor.py::test_after_the_send_by_deadline_nothing_is_sent",),
     ),

@@ -36,7 +36,7 @@ def test_no_page_has_a_barrier_that_axe_can_find(ledger_db, till, signed_in, liv
     page.emulate_media(color_scheme=scheme)
     found = {}
     for path in ("/", "/?tab=closed", "/?q=nowhere", f"/operations/{case.pk}", "/runs", f"/runs/{run.pk}", "/audit",
-                 f"/audit/{Entry.objects.latest('id').pk}", "/health", "/operations/0", "/accounts/2fa/",
+                 f"/audit/{Entry.objects.latest('id').pk}", "/health", "/outbox", "/operations/0", "/accounts/2fa/",
                  "/accounts/logout/"):  # fmt: skip
         page.goto(live_server.url + path)
         page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
@@ -63,7 +63,7 @@ def test_narrow_screens_scroll_down_and_never_sideways(ledger_db, till, signed_i
     cast.escalated(order="x" * 120, request={"order": "x" * 120})
     page = signed_in(who["op_ann"])
     page.set_viewport_size({"width": 360, "height": 700})
-    for path in ("/", f"/operations/{case.pk}", "/runs", f"/runs/{run.pk}", "/audit", "/health"):
+    for path in ("/", f"/operations/{case.pk}", "/runs", f"/runs/{run.pk}", "/audit", "/health", "/outbox"):
         page.goto(live_server.url + path)
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= 360, path
