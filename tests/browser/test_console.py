@@ -67,7 +67,8 @@ def test_narrow_screens_scroll_down_and_never_sideways(ledger_db, till, signed_i
         page.goto(live_server.url + path)
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= 360, path
-        assert page.get_by_role("link", name="Health").is_visible(), path
+        bar = page.get_by_role("navigation", name="Console")
+        assert bar.get_by_role("link", name="Health").is_visible(), path
 
 
 def test_the_first_stop_of_the_tab_key_leads_past_the_bar(ledger_db, till, signed_in, live_server):
