@@ -15,6 +15,7 @@ from reconciliation.models import JournalEntry, Operation
 from reconciliation.states import Kind, Subject
 from reconciliation.transition import Observed
 from tests.scripted import AGENT, applied, order, row
+from tests.test_states import put
 
 FACT = log.Fact(actor="system:test", actor_kind="system", reason_code="test")
 EVERY_TYPE = "SELECT %s::text, %s::bigint, %s::int, %s::timestamptz, %s::text[] = '{held,due}'::text[] AND NULL::bool"
@@ -109,6 +110,20 @@ def test_nobody_deletes_an_operation_from_under_its_journal(clerk, superuser_con
     with pytest.raises(psycopg.errors.ForeignKeyViolation, match="still referred to"):
         superuser_connection.execute("DELETE FROM reconciliation_operation WHERE id = %s", [outcome.pk])
     assert row(outcome.pk)
+
+
+@pytest.mark.parametrize("by", ["a step", "its journal", "an undo"])
+def test_nobody_deletes_what_a_row_refers_to(superuser_connection, by):
+    table = "reconciliation_operation" if by == "an undo" else "reconciliation_run"
+    referred = put(superuser_connection, table, state="succeeded", **({"basis": "receipt"} if by == "an undo" else {}))
+    if by == "its journal":
+        put(superuser_connection, "reconciliation_journalentry", run_id=referred)
+    else:
+        refers = {"undo_of_id" if by == "an undo" else "run_id": referred}
+        put(superuser_connection, "reconciliation_operation", state="ready", key="other", lineage=b"1" * 32, **refers)
+    superuser_connection.execute("RESET session_replication_role")
+    with pytest.raises(psycopg.errors.ForeignKeyViolation, match="still referred to"):
+        superuser_connection.execute(f"DELETE FROM {table} WHERE id = %s", [referred])
 
 
 def test_a_second_birth_of_one_subject_is_refused_by_the_chain(clerk, superuser_connection):
