@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 
-from audit import verify
+from audit import log, verify
 from audit.models import Entry
 from reconciliation import anchor, claims, executor, fence, registry, restore, runs, transition
 from reconciliation.models import Limit, Operation, RestoreFence
@@ -490,3 +490,22 @@ def test_a_run_is_recorded_although_the_anchor_cannot_be_read(clerk: Clerk, sett
     with pytest.raises(claims.LedgerUnavailable):
         runs.advance(run.pk)
     assert clerk.calls == []
+
+
+def test_the_database_raises_no_fence_whose_marking_is_not_complete(clerk: Clerk, backup: Any) -> None:
+    operation(provider="clerk", action="keyed")
+    earlier = backup()
+    perform(1)
+    fence.forward()
+    earlier.bring_back()
+    fence.look()
+    now = fence.current()
+    assert now is not None
+    assert not now.is_marked
+    body, _none = log.body(fence.SYSTEM.fact("tried"))
+    for adopt in (False, True):
+        verdict = fence.call(
+            "SELECT fence_up(%s, gen_random_uuid(), %s, 60, 'person:1', '', 'tried', %s, NULL)",
+            [now.version, adopt, body],
+        )
+        assert (verdict, down()) == ("unmarked", "behind")
