@@ -9,9 +9,9 @@ from django import forms
 from django.core.validators import MaxValueValidator, MinValueValidator
 
 from reconciliation.actions import Press
+from reconciliation.deeds import LONGEST_REASON
 from reconciliation.limits import KINDS, Wanted
 
-LONGEST_REASON = 2000
 _INPUT = "input_"
 _DAYS = [MinValueValidator(date(1970, 1, 1)), MaxValueValidator(date(9000, 1, 1))]  # beyond, a zone's offset overflows
 

@@ -19,6 +19,8 @@ from reconciliation import actions
 from reconciliation.actions import Actor, Answer, Press, Preview, Verdict
 from reconciliation.models import Approval, Operation, Run
 
+ON_RECORD = "The attempt is on record. Nothing changed."
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -70,6 +72,17 @@ def press(request: HttpRequest, subject: Operation | Run | Approval, *, actor: A
     if answer.verdict is Verdict.REFUSED:
         return _refused(request, subject, pressed, answer, actor=actor, back=back)
     return redirect(f"{back}?done={answer.token}")
+
+
+def said(request: HttpRequest, answer: Answer, *, back: tuple[str, str], reason: str, allowed: bool) -> HttpResponse:
+    """How a press ended on what is no case (a limit, a message, the fence). `back`: (address, label) of its page."""
+    facts = {"back": back[0], "back_label": f"Back to {back[1]}", "reason": reason}
+    if answer.verdict is Verdict.CONFLICT:
+        return errors.page(request, 409, "It changed since you looked", answer.message, "See it as it is now.", **facts)
+    if answer.verdict is Verdict.REFUSED:
+        status, title = (422, "Not done") if allowed else (403, "Your role does not allow this")
+        return errors.page(request, status, title, answer.message, ON_RECORD, **facts)
+    return redirect(f"{back[0]}?done={answer.token}")
 
 
 def _conflict(

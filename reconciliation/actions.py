@@ -20,6 +20,7 @@ from .approvals import ApprovalView
 from .deeds import (
     NotAllowed,
     View,
+    check_reason,
     compensate,
     look_up,
     new_intent,
@@ -390,13 +391,8 @@ def _check(action: _Action, fresh: Subject, press: Press) -> None:
     allowed, why = action.say(_read(fresh))
     if not allowed:
         raise NotAllowed(why)
-    if action.needs_reason and not press.reason.strip():
-        raise NotAllowed("A reason is needed: it goes into the audit log with your name.")
-    if len(press.reason) > LONGEST_REASON:
-        raise NotAllowed(f"The reason is longer than {LONGEST_REASON} characters; shorten it.")
-
-
-LONGEST_REASON = 2000
+    missing = "A reason is needed: it goes into the audit log with your name." if action.needs_reason else ""
+    check_reason(press.reason, missing=missing)
 
 
 def _joined(action: _Action, fresh: Subject, press: Press, actor: Actor) -> tuple[Verdict, str] | None:

@@ -19,6 +19,17 @@ class NotAllowed(Exception):
     """An action that may not be done now, or not by this person. The text says why and what would allow it."""
 
 
+LONGEST_REASON = 2000
+
+
+def check_reason(reason: str, *, missing: str) -> None:
+    """Raises NotAllowed without one, with the sentence `missing` ("": none is needed), and for one that is too long."""
+    if missing and not reason.strip():
+        raise NotAllowed(missing)
+    if len(reason) > LONGEST_REASON:
+        raise NotAllowed(f"The reason is longer than {LONGEST_REASON} characters; shorten it.")
+
+
 class Pressed(Protocol):
     """What the deeds read of a press (actions.Press)."""
 

@@ -16,14 +16,13 @@ from django.db.models import Q
 
 from . import pressing, transition
 from .actors import Actor, Permission
-from .deeds import NotAllowed
+from .deeds import LONGEST_REASON, NotAllowed, check_reason
 from .models import HeldBack, Limit, Operation
 from .pressing import Answer, Verdict
 from .states import State
 
 KINDS = ("stop", "concurrency", "rate", "amount")
 GUARD = "system:guard"  # who sets a stop switch when one kind of operation is triggered in masses
-LONGEST_REASON = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +133,7 @@ def _lift(limit: Limit, version: int, actor: Actor, reason: str) -> tuple[Verdic
 def _check(actor: Actor, reason: str) -> None:
     if not actor.may(Permission.STOP):
         raise NotAllowed("Your role does not allow this; it needs “stop” in every tenant that it covers.")
-    if not reason.strip():
-        raise NotAllowed("A reason is needed: it stands on every page that this touches, and in the audit log.")
-    if len(reason) > LONGEST_REASON:
-        raise NotAllowed(f"The reason is longer than {LONGEST_REASON} characters; shorten it.")
+    check_reason(reason, missing="A reason is needed: it stands on every page that this touches, and in the audit log.")
 
 
 def _refused(subject: str, tenant: str, actor: Actor, reason: str, why: NotAllowed) -> tuple[Verdict, str]:

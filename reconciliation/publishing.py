@@ -19,7 +19,7 @@ from django.db import connections, transaction
 from . import executor, outbox, pressing, registry, transition
 from .actors import Actor, Permission
 from .claims import DATABASE_ERRORS, FingerprintMismatch, LedgerUnavailable, TooOld
-from .deeds import NotAllowed
+from .deeds import LONGEST_REASON, NotAllowed, check_reason
 from .keys import InvalidField
 from .models import Message
 from .pressing import Answer, Verdict
@@ -32,7 +32,6 @@ log = structlog.get_logger(__name__)
 PUBLISHER = Actor(id="system:outbox", kind="system")
 TRIES = 5  # of what a deployment that is just being rolled out may cure; some half a minute with the usual back-off
 CAPPED = 1000  # counts stop here: beyond it, "1000+" says as much
-LONGEST_REASON = 2000
 OLDER = (transition.OlderVersionOpen, transition.OlderVersionWaiting)
 
 
@@ -181,7 +180,4 @@ def _done(
 def _check(actor: Actor, needed: Permission, reason: str) -> None:
     if not actor.may(needed):
         raise NotAllowed(f"Your role does not allow this; it needs “{needed.replace('_', ' ')}”.")
-    if not reason.strip():
-        raise NotAllowed("A reason is needed: it goes into the audit log with your name.")
-    if len(reason) > LONGEST_REASON:
-        raise NotAllowed(f"The reason is longer than {LONGEST_REASON} characters; shorten it.")
+    check_reason(reason, missing="A reason is needed: it goes into the audit log with your name.")

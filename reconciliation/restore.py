@@ -21,7 +21,7 @@ from audit import log as audit
 from . import anchor, fence, lost_time, pressing, schedules, transition
 from .actors import Actor, Permission
 from .anchor import AnchorUnreadable, Known
-from .deeds import NotAllowed
+from .deeds import LONGEST_REASON, NotAllowed, check_reason
 from .lost_time import GENERATIONS
 from .models import Limit, Operation, RestoreFence, Run
 from .pressing import Answer, Verdict
@@ -32,7 +32,6 @@ log = structlog.get_logger(__name__)
 
 BATCH = 200  # rows in one transaction of the marking
 STEPS = 5  # batches in one round of the beat
-LONGEST_REASON = 2000
 OPEN = (State.READY, State.AWAITING_APPROVAL, State.PENDING, State.FAILED_RETRYABLE, State.AMBIGUOUS)
 
 
@@ -197,10 +196,7 @@ def _press(action: str, do: Any, *, actor: Actor, version: int, reason: str, tok
 def _check(actor: Actor, reason: str) -> None:
     if not actor.may(Permission.RELEASE):
         raise NotAllowed("Your role does not allow this; it needs “release” in every tenant: the role admin.")
-    if not reason.strip():
-        raise NotAllowed("A reason is needed: what was compared with the providers, and by whom.")
-    if len(reason) > LONGEST_REASON:
-        raise NotAllowed(f"The reason is longer than {LONGEST_REASON} characters; shorten it.")
+    check_reason(reason, missing="A reason is needed: what was compared with the providers, and by whom.")
 
 
 def _release(*, actor: Actor, version: int, reason: str) -> str:

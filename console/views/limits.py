@@ -7,17 +7,16 @@ from typing import Any
 
 from django.core.exceptions import BadRequest
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from console import access, live, pressing
 from console.forms import LiftForm, LimitForm
 from console.live import signed_in
-from console.views import errors
 from reconciliation import limits as domain
 from reconciliation import registry, wording
-from reconciliation.actions import Answer, Permission, Verdict
+from reconciliation.actions import Answer, Permission
 from reconciliation.models import Limit
 
 LIFTED = 20  # of the past, as many as fit a glance
@@ -71,17 +70,7 @@ def lift(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _answered(request: HttpRequest, answer: Answer, *, reason: str, allowed: bool) -> HttpResponse:
-    back = reverse("limits")
-    facts: dict[str, Any] = {"back": back, "back_label": "Back to the limits", "reason": reason}
-    if answer.verdict is Verdict.CONFLICT:
-        return errors.page(request, 409, "It changed since you looked", answer.message, "See it as it is now.", **facts)
-    if answer.verdict is Verdict.REFUSED:
-        status = 422 if allowed else 403
-        title = "Not done" if allowed else "Your role does not allow this"
-        return errors.page(
-            request, status, title, answer.message, "The attempt is on record. Nothing changed.", **facts
-        )
-    return redirect(f"{back}?done={answer.token}")
+    return pressing.said(request, answer, back=(reverse("limits"), "the limits"), reason=reason, allowed=allowed)
 
 
 def _may_lift(limit: Limit, mine: list[str], everywhere: bool) -> bool:

@@ -7,16 +7,14 @@ from typing import Any
 
 from django.core.exceptions import BadRequest
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from console import access, live, pressing
 from console.forms import LiftForm
 from console.live import signed_in
-from console.views import errors
 from reconciliation import publishing
-from reconciliation.actions import Actor, Answer, Permission, Verdict
+from reconciliation.actions import Actor, Answer, Permission
 from reconciliation.models import Message
 from reconciliation.states import MessageState
 from reconciliation.transition import database_now
@@ -59,15 +57,7 @@ def _press(request: HttpRequest, pk: int, verb: Any, needed: Permission) -> Http
 
 
 def _answered(request: HttpRequest, answer: Answer, *, reason: str, allowed: bool) -> HttpResponse:
-    back = reverse("outbox")
-    facts: dict[str, Any] = {"back": back, "back_label": "Back to the outbox", "reason": reason}
-    if answer.verdict is Verdict.CONFLICT:
-        return errors.page(request, 409, "It changed since you looked", answer.message, "See it as it is now.", **facts)
-    if answer.verdict is Verdict.REFUSED:
-        status, title = (422, "Not done") if allowed else (403, "Your role does not allow this")
-        told = "The attempt is on record. Nothing changed."
-        return errors.page(request, status, title, answer.message, told, **facts)
-    return redirect(f"{back}?done={answer.token}")
+    return pressing.said(request, answer, back=(reverse("outbox"), "the outbox"), reason=reason, allowed=allowed)
 
 
 def _facts(request: HttpRequest, tenants: list[str]) -> dict[str, Any]:

@@ -8,17 +8,15 @@ from typing import Any
 
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from console import access, live, pressing
 from console.forms import FenceForm
 from console.live import signed_in
-from console.views import errors
 from reconciliation import fence, fence_wording
 from reconciliation import restore as domain
-from reconciliation.actions import Permission, Verdict
+from reconciliation.actions import Permission
 from reconciliation.anchor import AnchorUnreadable
 from reconciliation.models import Limit, Operation, RestoreFence
 from reconciliation.states import State
@@ -45,19 +43,8 @@ def act(request: HttpRequest) -> HttpResponse:
         raise BadRequest("The form cannot be read, so nothing was done. Open the page again and press there.")
     clean, actor = form.cleaned_data, access.actor_for_all(request)
     answer = DEEDS[clean["deed"]](actor=actor, version=clean["version"], reason=clean["reason"], token=clean["token"])
-    facts: dict[str, Any] = {
-        "back": reverse("restore"),
-        "back_label": "Back to what was found",
-        "reason": clean["reason"],
-    }
-    if answer.verdict is Verdict.CONFLICT:
-        return errors.page(request, 409, "It changed since you looked", answer.message, "See it as it is now.", **facts)
-    if answer.verdict is Verdict.REFUSED:
-        allowed = actor.may(Permission.RELEASE)
-        title = "Not done" if allowed else "Your role does not allow this"
-        next = "The attempt is on record. Nothing changed."
-        return errors.page(request, 422 if allowed else 403, title, answer.message, next, **facts)
-    return redirect(f"{reverse('restore')}?done={answer.token}")
+    back, allowed = (reverse("restore"), "what was found"), actor.may(Permission.RELEASE)
+    return pressing.said(request, answer, back=back, reason=clean["reason"], allowed=allowed)
 
 
 def _facts(request: HttpRequest, tenants: list[str]) -> dict[str, Any]:
