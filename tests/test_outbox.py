@@ -320,6 +320,16 @@ def test_a_slow_publisher_marks_nothing_that_another_or_a_person_has_dealt_with(
     assert message(pk).problem == "no_handler"
 
 
+def test_a_slow_publisher_does_not_undo_what_a_person_decided_meanwhile(clerk: Clerk) -> None:
+    """It waits again, as when it was read, and is another one all the same: two decisions lie in between."""
+    slow, fact = message(put()), publishing.PUBLISHER.fact("tried")
+    assert outbox.stick(slow, problem="no_handler", detail="", fact=fact)
+    assert outbox.release(message(slow.pk), fact=fact)
+    assert not outbox.stick(slow, problem="no_handler", detail="", fact=fact)
+    assert not outbox.later(slow, problem="no_handler", detail="", seconds=60)
+    assert (message(slow.pk).state, message(slow.pk).version, message(slow.pk).tries) == ("waiting", 2, 0)
+
+
 # Within a local effect
 
 
