@@ -636,6 +636,16 @@ def test_the_beat_marks_and_does_not_write_the_anchor_while_it_is_down(clerk: Cl
     assert fence.anchor.current().read().mark == mark
 
 
+def test_a_marking_of_an_earlier_coming_down_does_not_count_for_a_later_one(clerk: Clerk, backup: Any) -> None:
+    made = operation(provider="clerk", action="keyed")
+    down = lose(backup())
+    fence.call("SELECT fence_marked(%s, %s, %s, %s)", [down.version - 1, down.operations_end, down.runs_end, 9])
+    now = RestoreFence.objects.get()
+    assert (now.operations_to, now.marked, now.is_marked) == (0, 0, False)
+    mark_all()
+    assert row(made.pk).state == State.AMBIGUOUS
+
+
 def test_nothing_is_pruned_while_it_is_down_whoever_asks(clerk: Clerk, clock: Clock, backup: Any) -> None:
     perform(1)
     earlier = backup()
