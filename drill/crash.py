@@ -333,6 +333,9 @@ class Stage:
                 yield f"{subject}: {version} changes, audit entries for {sorted(written.get(subject, []))}"
 
 
+LOUD = ("applied_after_all", "seen_after_all", "unknown_after_all")
+
+
 def _loud(operation: Operation) -> bool:
     """Called not applied, seen applied later: a process that froze with its hand on the socket. A person is called."""
-    return operation.escalation_reason in ("applied_after_all", "seen_after_all") and operation.escalated_at is not None
+    return operation.escalation_reason in LOUD and operation.escalated_at is not None

@@ -215,9 +215,9 @@ def _worker_silent(operation: Operation) -> bool:
 
 
 def _answered_at(operation: Operation) -> datetime | None:
-    """When the worker of the last attempt said that it had no answer: until then it may have been sending."""
+    """When the worker of the last attempt last said what it knew: until then it may have been sending."""
     said = JournalEntry.objects.filter(
-        operation=operation, attempt=operation.attempts, kind__in=("no_answer", "not_applied", "receipt")
+        operation=operation, attempt=operation.attempts, kind__in=("no_answer", "not_applied", "receipt", "late_report")
     )
     return said.order_by("-id").values_list("at", flat=True).first()
 
@@ -259,10 +259,20 @@ def _refused(spec: ActionSpec, read: list[tuple[JournalEntry, Json]]) -> set[int
 
 
 def contradicted(operation: Operation) -> bool:
-    """Whether a late report that nobody has judged yet says that what we called not applied was applied."""
-    if operation.state not in CALLED_ABSENT or spec_or_none(operation) is None:
+    """Whether a late report that nobody has judged yet says that what we called not applied was, or may be, applied."""
+    if operation.state not in CALLED_ABSENT or spec_or_none(operation) is None or is_local(operation):
         return False
-    return any(data.get("status") == "applied" for _entry, data in _reports(operation))
+    return any(data.get("status") == "applied" for _entry, data in _reports(operation)) or _doubted(operation)
+
+
+def _doubted(operation: Operation) -> bool:
+    """Whether nothing is sent any more, and the newest report, not looked into yet, does not say "not applied"."""
+    if operation.state not in (State.FAILED_TERMINAL, State.TERMINATED):
+        return False
+    last = JournalEntry.objects.filter(operation=operation, kind__in=("late_report", "finding")).order_by("-id").first()
+    return (
+        last is not None and last.kind == "late_report" and json.loads(last.data).get("error_class") not in NOT_APPLIED
+    )
 
 
 def _reports(operation: Operation) -> list[tuple[JournalEntry, Json]]:
@@ -381,7 +391,7 @@ def _observed(evidence: Evidence, actor: Actor) -> Observed:
 def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed) -> LookedUp:
     """A look-up of a settled operation is evidence; only a sighting of what we called absent moves it, loudly."""
     operation, finding = evidence.operation, evidence.finding
-    if operation.state not in CALLED_ABSENT or finding.verdict not in SIGHTINGS:
+    if operation.state not in CALLED_ABSENT or (finding.verdict not in SIGHTINGS and not _doubted(operation)):
         transition.note(operation.subject, [observed])
         return LookedUp(operation=operation, finding=finding, judgement=None, moved=False)
     judgement = _contradiction(evidence)
@@ -399,7 +409,11 @@ def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed) -> Loo
 
 
 def _contradiction(evidence: Evidence) -> Judgement:
-    """Proven applied after all, or something was seen and a person must look; either way nothing is sent any more."""
+    """Proven applied after all, or something was seen, or its worker woke up and does not know, and a person must look;
+    either way nothing is sent any more.
+    """
+    if evidence.finding.verdict not in SIGHTINGS:
+        return to_a_person(evidence, "unknown_after_all")
     judgement = judge_report(evidence) if evidence.report is not None else judge(evidence)
     if judgement.to is not State.SUCCEEDED:
         return to_a_person(evidence, judgement.escalate or "seen_after_all")

@@ -221,6 +221,45 @@ def test_a_late_report_of_no_answer_proves_nothing(clerk):
     assert row(pk).state == "ambiguous"
 
 
+def stopped_after_proven_absence(clerk, clock):
+    """Looked for in vain twice, and then stopped: nothing will be sent any more."""
+    pk = made(clerk, LOST, action="lookup")
+    clerk.sees(absent())
+    for seconds in (90, 40):
+        clock.advance(seconds)
+        reconciler.reconcile(pk)
+    stop(pk)
+    return pk
+
+
+def test_a_worker_that_wakes_up_not_knowing_after_absence_was_proven_is_looked_into(clerk, clock):
+    pk = stopped_after_proven_absence(clerk, clock)
+    report(pk, 1, error_class="unknown")
+    clerk.sees(found("r-1", order="1002", amount=4200))
+    sweeping.sweep()
+    operation = row(pk)
+    assert (operation.state, operation.escalation_reason) == ("succeeded", "applied_after_all")
+
+
+def test_where_the_look_up_still_sees_nothing_a_person_is_called_once(clerk, clock):
+    pk = stopped_after_proven_absence(clerk, clock)
+    report(pk, 1, error_class="unknown")
+    sweeping.sweep()
+    operation = row(pk)
+    assert (operation.state, operation.escalation_reason) == ("terminated", "unknown_after_all")
+    looked = len(clerk.look_ups)
+    clock.advance(600)
+    sweeping.sweep()
+    assert (len(clerk.look_ups), row(pk).version) == (looked, operation.version)
+
+
+def test_a_worker_that_wakes_up_knowing_that_it_was_refused_disturbs_nobody(clerk, clock):
+    pk = stopped_after_proven_absence(clerk, clock)
+    report(pk, 1, error_class="rejected")
+    sweeping.sweep()
+    assert (row(pk).state, row(pk).escalated_at) == ("terminated", None)
+
+
 def test_a_late_success_for_something_else_is_shown_to_a_person_and_the_next_look_up_asks_the_provider(clerk):
     pk = made(clerk, LOST)
     report(pk, 1, **{**APPLIED, "compared": {"amount": "differs"}})

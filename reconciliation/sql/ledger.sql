@@ -36,14 +36,24 @@ RETURNS boolean LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
                    AND j.kind = 'late_report' AND j.data::jsonb->>'status' = 'applied');
 $$;
 
--- Whether such a report came that no look-up has judged yet.
-CREATE OR REPLACE FUNCTION ledger_applied_unjudged(p_operation bigint)
+-- Whether what a worker reports leaves it possible that its call was applied.
+CREATE OR REPLACE FUNCTION ledger_may_be_applied(p_report jsonb)
+RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(p_report->>'status', '') <> '' AND p_report->>'error_class' IS NULL
+        OR p_report->>'error_class' IN ('unknown', 'key_in_use');
+$$;
+
+-- Whether a late report casts doubt on what is called not applied, and nobody has judged it yet: one that says applied,
+-- or one that does not say "not applied" and came after the newest look-up.
+CREATE OR REPLACE FUNCTION ledger_doubted(p_operation bigint)
 RETURNS boolean LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
     SELECT EXISTS (SELECT 1 FROM reconciliation_journalentry j WHERE j.operation_id = p_operation
-        AND j.kind = 'late_report' AND j.data::jsonb->>'status' = 'applied'
+        AND j.kind = 'late_report' AND ledger_may_be_applied(j.data::jsonb)
         AND NOT EXISTS (SELECT 1 FROM reconciliation_journalentry f WHERE f.operation_id = p_operation
-            AND f.kind = 'finding' AND f.id > j.id AND f.data::jsonb->>'from_report' = 'true'));
+            AND f.kind = 'finding' AND f.id > j.id
+            AND (f.data::jsonb->>'from_report' = 'true' OR j.data::jsonb->>'status' IS DISTINCT FROM 'applied')));
 $$;
+
 -- 'newer_sent' where a newer operation with the same action on the same business object was sent.
 CREATE OR REPLACE FUNCTION ledger_newer_sent(p_op reconciliation_operation)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = public, pg_temp AS $$
@@ -85,13 +95,14 @@ BEGIN
     v_there := FOUND;
     IF p_due_now THEN
         -- A kept report is a reason to look again; where a person was called, automation stays out, unless that was
-        -- only because nothing but such a report could tell. A late success of what was called not applied is never
-        -- left unseen.
+        -- only because nothing but such a report could tell. What was called not applied and may have been applied by a
+        -- worker that woke up with its hand on the socket is never left unseen.
         UPDATE reconciliation_operation SET due_at = least(due_at, aftercall_now())
          WHERE id = p_operation AND (state = 'ambiguous'
                   AND (escalated_at IS NULL OR escalation_reason = 'nothing_can_find_out')
-            OR state IN ('failed_retryable', 'failed_terminal', 'terminated')
-               AND (p_entries->0->>'data')::jsonb->>'status' = 'applied');
+            OR state = 'failed_retryable' AND (p_entries->0->>'data')::jsonb->>'status' = 'applied'
+            OR state IN ('failed_terminal', 'terminated')
+               AND ledger_may_be_applied((p_entries->0->>'data')::jsonb));
     END IF;
     v_now := aftercall_now();
     IF EXISTS (SELECT 1 FROM reconciliation_tombstone t WHERE t.kind = 'operation' AND t.subject_id = p_operation) THEN
@@ -577,10 +588,10 @@ BEGIN
     END IF;
     IF v_new.state IN ('succeeded', 'failed_terminal', 'terminated') THEN
         v_new.settled_at := coalesce(v_old.settled_at, v_now);
-        -- A report that it was applied may have come in just before it was stopped: that is looked at all the same.
+        -- A report that it was or may be applied may have come in just before: that is looked at all the same.
         v_new.due_at := NULL;
         IF v_new.state <> 'succeeded' THEN
-            v_new.due_at := CASE WHEN ledger_applied_unjudged(p_id) THEN v_now END;
+            v_new.due_at := CASE WHEN ledger_doubted(p_id) THEN v_now END;
         END IF;
     ELSIF v_new.state <> 'pending' AND v_new.escalated_at IS NOT NULL THEN
         v_new.due_at := NULL;  -- automation has stopped with it
