@@ -36,6 +36,7 @@ _ROLES: dict[str, frozenset[Permission]] = {
     Role.AUDITOR: frozenset(_VIEW | {Permission.VIEW_AUDIT, Permission.EXPORT_AUDIT}),
     Role.ADMIN: frozenset(Permission),
 }
+EVERYWHERE = ":all"  # the tenant of what touches all of them
 # One text for "not there" and "not yours", so that an outsider learns nothing.
 NOT_FOUND = "There is nothing here under this number that you may see."
 NEEDED: dict[str, str] = {
@@ -77,7 +78,15 @@ def tenants_of(request: HttpRequest, permission: Permission = Permission.VIEW) -
 
 def actor_for(request: HttpRequest, tenant: str) -> Actor:
     """The signed-in person with what their role in `tenant` allows; nothing where they have none."""
+    if tenant == EVERYWHERE:
+        return actor_for_all(request)
     return actor_of(request.user, role=roles_of(request).get(tenant, ""))
+
+
+def places_of(request: HttpRequest, permission: Permission = Permission.VIEW) -> list[str]:
+    """The same, and EVERYWHERE for who has the permission in every tenant."""
+    everywhere = permission in actor_for_all(request).permissions
+    return [*tenants_of(request, permission), *([EVERYWHERE] if everywhere else [])]
 
 
 def actor_for_all(request: HttpRequest) -> Actor:
@@ -109,8 +118,8 @@ def fetch_run(request: HttpRequest, pk: int, permission: Permission) -> tuple[Ru
 
 def fetch_approval(request: HttpRequest, pk: int, permission: Permission) -> tuple[Approval, Actor]:
     """The same for a request for consent."""
-    rows = Approval.objects.select_related("operation", "operation__run", "run", "replaces")
-    return _fetch(request, rows, pk, permission)
+    rows = Approval.objects.select_related("operation", "operation__run", "run", "limit", "job", "replaces")
+    return _fetch(request, rows, pk, permission, tenants=places_of(request))
 
 
 def fetch_job(request: HttpRequest, pk: int, permission: Permission) -> tuple[Job, Actor]:
@@ -118,8 +127,15 @@ def fetch_job(request: HttpRequest, pk: int, permission: Permission) -> tuple[Jo
     return _fetch(request, Job.objects.all(), pk, permission)
 
 
-def _fetch(request: HttpRequest, rows: models.QuerySet[Any], pk: int, permission: Permission) -> tuple[Any, Actor]:
-    row = rows.filter(pk=pk, tenant__in=tenants_of(request)).first()
+def _fetch(
+    request: HttpRequest,
+    rows: models.QuerySet[Any],
+    pk: int,
+    permission: Permission,
+    *,
+    tenants: list[str] | None = None,
+) -> tuple[Any, Actor]:
+    row = rows.filter(pk=pk, tenant__in=tenants_of(request) if tenants is None else tenants).first()
     if row is None:
         raise Http404(NOT_FOUND)
     actor = actor_for(request, row.tenant)

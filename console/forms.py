@@ -69,6 +69,12 @@ class LiftForm(forms.Form):
         return "The form cannot be read, so nothing was done. Open the page again and press there."
 
 
+class ChangeLimitForm(LiftForm):
+    """Another number for a limit, as it was drawn."""
+
+    most = forms.IntegerField(min_value=1, max_value=2**63 - 1, required=False)
+
+
 class FenceForm(forms.Form):
     """A decision about the restore fence, as it was drawn."""
 

@@ -65,7 +65,7 @@ class JobForm(forms.Form):
     repeats_accepted = forms.BooleanField(
         required=False,
         label="Run every missed start although an action has no key",
-        help_text="Without a key that the provider remembers, each run acts once more.",
+        help_text="Without a key that the provider remembers, each run acts once more. Another person must agree.",
     )
     max_catch_up = LengthField(label="Catch up on the last", help_text="Older missed starts are never run.")
     overlap = forms.ChoiceField(label="If one still goes on", choices=tuple(wording.OVERLAP_POLICIES.items()))

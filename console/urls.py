@@ -39,6 +39,7 @@ urlpatterns = [
     path("limits", limits.limits, name="limits"),
     path("limits/set", limits.set_limit, name="limit_set"),
     path("limits/<int:pk>/lift", limits.lift, name="limit_lift"),
+    path("limits/<int:pk>/change", limits.change, name="limit_change"),
     path("restore", restore.restore, name="restore"),
     path("restore/act", restore.act, name="restore_act"),
     path("stops", limits.stops, name="stops"),

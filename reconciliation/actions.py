@@ -14,7 +14,7 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from . import approvals, pressing, run_deeds, second_person
+from . import agreed, approvals, pressing, run_deeds
 from .actors import Actor, Permission
 from .approvals import ApprovalView
 from .deeds import (
@@ -35,7 +35,7 @@ from .judgement import absence_provable_at
 from .models import Approval, Operation, Run
 from .pressing import Answer, Verdict, answer_of
 from .providers.base import Repeat
-from .reconciler import COMMITS_TOGETHER
+from .reconciler import COMMITS_TOGETHER, spec_or_none
 from .retrying import why_not_retryable
 from .states import RUN_TERMINAL, TERMINAL, State
 from .transition import StaleVersion, TransitionRefused
@@ -207,7 +207,9 @@ def _say_compensate(view: View) -> Say:
     why = why_not_undoable(view.operation)
     if why:
         return False, why
-    return True, "Looks whether it still stands, then reverses it by a new operation with a key of its own."
+    by_two = view.spec is not None and view.spec.undo_second_person
+    asks = " It is sent only after another person has agreed to it." if by_two else ""
+    return True, f"Looks whether it still stands, then reverses it by a new operation with a key of its own.{asks}"
 
 
 @dataclass(frozen=True)
@@ -249,24 +251,24 @@ _OPERATION_ACTIONS = (
     _Action("terminate", "Terminate", "Terminate", Permission.TERMINATE, _say_terminate,
             partial(stop, code="terminated")),
     _Action("send_again", "Send again, accepting a duplicate", "Send again", Permission.RETRY,
-            second_person.say_send_again, second_person.send_again, calls_out=True),
+            agreed.say_send_again, agreed.send_again, calls_out=True),
 )  # fmt: skip
 
 
 def _ask_which_undo(run: Run) -> tuple[Input, ...]:
-    steps = tuple((name, name) for name in second_person.waivable(run))
+    steps = tuple((name, name) for name in agreed.waivable(run))
     return (Input(name="step", label="Undone by hand", required=True, choices=steps),)
 
 
 _RUN_ACTIONS = (
     _Action("resume", "Resume the run", "Resume", Permission.RESUME, run_deeds.say_resume, run_deeds.resume),
-    _Action("compensate_run", "Undo what was applied", "Compensate", Permission.COMPENSATE, run_deeds.say_compensate,
-            run_deeds.compensate),
+    _Action("compensate_run", "Undo what was applied", "Compensate", Permission.COMPENSATE, agreed.say_compensate_run,
+            agreed.compensate_run),
     _Action("choose_again", "Ask for a fresh decision", "Decide anew", Permission.RESUME, run_deeds.say_choose_again,
             run_deeds.choose_again),
     _Action("cancel", "Cancel the run", "Cancel the run", Permission.CANCEL, run_deeds.say_cancel, run_deeds.cancel),
-    _Action("waive_undo", "Waive an undo, done by hand", "Waive", Permission.RESOLVE, second_person.say_waive_undo,
-            second_person.waive_undo, asks=_ask_which_undo),
+    _Action("waive_undo", "Waive an undo, done by hand", "Waive", Permission.RESOLVE, agreed.say_waive_undo,
+            agreed.waive_undo, asks=_ask_which_undo),
 )  # fmt: skip
 _DENY = _Action("deny", "Deny", "Deny", Permission.APPROVE, approvals.say_deny, approvals.deny, shortcut="d")
 _WITHDRAW = _Action("withdraw", "Take it back", "Withdraw", Permission.WITHDRAW, approvals.say_withdraw,
@@ -328,13 +330,19 @@ def _not_permitted(action: _Action, view: Seen, actor: Actor) -> str:
     """Why this person may not do it here, or nothing."""
     if isinstance(view, ApprovalView):
         return approvals.not_permitted(view, action.name, actor)
-    if action.name == "compensate" and isinstance(view, View) and view.spec and view.spec.undo_by:
-        needed = next((p for p in (action.permission, Permission(view.spec.undo_by)) if not actor.may(p)), None)
+    if action.name in ("compensate", "compensate_run"):
+        needed = next((p for p in (action.permission, *_undo_permissions(view)) if not actor.may(p)), None)
         return _NEEDS.format(needed.replace("_", " ")) if needed else ""
     mine = isinstance(view, View) and view.operation.requested_by == actor.id
     if actor.may(action.permission) or (action.name == "withdraw" and mine):
         return ""
     return _NEEDS.format(action.permission.replace("_", " "))
+
+
+def _undo_permissions(view: View | Run) -> list[Permission]:
+    """What the actions themselves ask of who has their effects reversed by hand; of a run all of them at once."""
+    specs = [view.spec] if isinstance(view, View) else [spec_or_none(each) for each in run_deeds.account(view).applied]
+    return [Permission(spec.undo_by) for spec in specs if spec is not None and spec.undo_by]
 
 
 _NEEDS = "Your role does not allow this; it needs “{}”."

@@ -16,7 +16,7 @@ from django.conf import settings
 from audit import log as audit
 from audit.models import Entry
 
-from . import consent, pressing, registry, second_person, transition
+from . import agreed, consent, pressing, registry, second_person, transition
 from .actors import SYSTEM, Actor, Permission
 from .deeds import NotAllowed, Pressed
 from .models import Approval, Operation, Run
@@ -42,6 +42,17 @@ class ApprovalView:
     def over(self) -> bool:
         """Whether nobody can approve it any more. The moment itself is late."""
         return self.approval.expires_at <= self.now
+
+    @property
+    def going(self) -> Run | None:
+        """The run that goes on from what is decided, where there is one that has not ended."""
+        return self.run if self.run is not None and self.run.state not in RUN_TERMINAL else None
+
+    @property
+    def too_late_for_its_run(self) -> bool:
+        """Whether nothing would be sent any more; what is undone after the end, and the run itself, are not."""
+        after_the_end = self.operation is None or self.operation.undo_of_id is not None
+        return self.run is not None and self.going is None and not after_the_end
 
 
 def read(approval: Approval) -> ApprovalView:
@@ -90,7 +101,7 @@ def say_approve(view: ApprovalView) -> tuple[bool, str]:
         return False, f"It is {view.approval.state} already."
     if view.over:
         return False, "Its time is over, so it cannot be approved any more. Ask for it again."
-    if view.run is not None and view.run.state in RUN_TERMINAL:
+    if view.too_late_for_its_run:
         return False, "Its run has ended; nothing would be sent."
     lasts = duration(timedelta(seconds=view.approval.use_within))
     if view.approval.action:
@@ -98,7 +109,7 @@ def say_approve(view: ApprovalView) -> tuple[bool, str]:
             True,
             f"It is done at once, in your name and that of who asked; else {_soon(view.approval)}",
         )
-    then = " Then the run goes on." if view.run else ""
+    then = " Then the run goes on." if view.going else ""
     return True, f"Exactly this is sent, once, if a worker takes it within {lasts}; after that it is asked anew.{then}"
 
 
@@ -111,7 +122,7 @@ def say_deny(view: ApprovalView) -> tuple[bool, str]:
         return False, f"It is {state} already."
     if view.approval.action:
         return True, "Nothing is done, and who asked is told a final answer."
-    return True, f"Nothing has been sent, and nothing will be. Who asked is told a final answer.{_then(view.run)}"
+    return True, f"Nothing has been sent, and nothing will be. Who asked is told a final answer.{_then(view.going)}"
 
 
 def _then(run: Run | None) -> str:
@@ -147,7 +158,7 @@ def approve(approval: Approval, press: Pressed, actor: Actor) -> str:
     if not approval.action:
         return f"Approved. It is sent, once, as soon as a worker takes it, within {lasts}."
     try:
-        return f"Approved. {second_person.carry_out(Approval.objects.get(pk=approval.pk), actor=actor)}"
+        return f"Approved. {agreed.carry_out(Approval.objects.get(pk=approval.pk), actor=actor)}"
     except (NotAllowed, TransitionRefused) as refusal:
         why = refusal.sentence if isinstance(refusal, TransitionRefused) else str(refusal)
         return f"Approved, but it could not be done yet: {why} It is done {_soon(approval)}"
@@ -241,7 +252,7 @@ def _tried_again(approval: Approval) -> bool:
     if approval.use_by is None or approval.use_by <= transition.database_now():
         return False
     try:
-        second_person.carry_out(approval, actor=SYSTEM)
+        agreed.carry_out(approval, actor=SYSTEM)
     except (NotAllowed, TransitionRefused) as why:
         log.info("agreed_but_not_yet", approval=approval.pk, why=str(why))
     return True

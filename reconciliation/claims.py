@@ -305,7 +305,7 @@ def claim_again(
             once=_first_send(spec),
             guard=_guards(operation, spec, actor) if use is None else (),
             observed=[_attempt_starts(spec, attempt=attempt, generation=generation)],
-            fact=actor.fact(_why_again(actor, use, attempt), reason=reason, attempt=attempt, **_asked(use)),
+            fact=actor.fact(_why_again(actor, use, attempt), reason=reason, attempt=attempt, **consent.both(use)),
             run_generation=held.generation if held else None,
             consent={"use": use} if use else None,
         ),
@@ -344,11 +344,6 @@ def _why_again(actor: Actor, use: Mapping[str, Any] | None, attempt: int) -> str
     if actor.kind == "person":
         return "retry_requested"
     return "retried" if attempt > 1 else "claimed"
-
-
-def _asked(use: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Both people stand in the audit log: who asked, and who agreed."""
-    return {} if use is None else {name: use[name] for name in ("id", "asked_by", "approved_by")}
 
 
 def _lease(spec: ActionSpec, *, attempt: int, generation: int, nonce: UUID) -> tuple[dict[str, Any], dict[str, float]]:

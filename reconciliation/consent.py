@@ -6,7 +6,7 @@ The words of the decision and its door are in `approvals.py`; this module is wha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -180,3 +180,8 @@ def action_request(
         "expires_after": round(lasts.total_seconds()),
         "use_within": round(use_within.total_seconds()),
     }
+
+
+def both(use: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Both people stand in the audit log of what needed two: who asked, and who agreed. Nothing where one sufficed."""
+    return {} if use is None else {name: use[name] for name in ("id", "asked_by", "approved_by")}

@@ -16,8 +16,9 @@ from .policy import RetryPolicy
 from .progress import Progress
 from .providers.base import Verdict
 from .states import RUN_TERMINAL, State
-from .workflows import Step
+from .workflows import Consent, Step
 
+UNDO_CONSENT = Consent(policy="What this action did is reversed by hand only if two people agree.")
 VERSIONS = 1000  # left out after a restore
 
 
@@ -128,7 +129,24 @@ def compensate(operation: Operation, *, actor: Actor) -> Outcome:
         raise NoIntent(why)
     _check_it_stands(operation, actor)
     progress = Progress.of(Run.objects.get(pk=run.pk), registry.workflow(run.workflow_type, run.workflow_version))
-    return executor.perform(undo_intent(progress, step, held=None), actor=actor)
+    intent = _after_a_failed_one(undo_intent(progress, step, held=None), operation)
+    return executor.perform(_by_two(intent, operation, actor), actor=actor)
+
+
+def _after_a_failed_one(intent: Intent, operation: Operation) -> Intent:
+    """An undo that failed, or that another person denied, is over: asked for again it is a new intent."""
+    last = Operation.objects.filter(undo_of=operation).order_by("-intent_version").first()
+    if last is None or last.state != State.FAILED_TERMINAL:
+        return intent
+    return replace(intent, identity=replace(intent.identity, intent_version=last.intent_version + _step(last)))
+
+
+def _by_two(intent: Intent, operation: Operation, actor: Actor) -> Intent:
+    """Where the action says so, the undo waits for the consent of another person than the one who asks for it."""
+    spec = registry.spec(operation.provider, operation.action)
+    if not spec.undo_second_person:
+        return intent
+    return replace(intent, consent=UNDO_CONSENT, requested_by=actor.id, owners=tuple(consent.names(actor)))
 
 
 def _check_it_stands(operation: Operation, actor: Actor) -> None:

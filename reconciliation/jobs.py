@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from . import fence, keyless, occurrences, pressing, registry, schedules, sealing, transition
+from . import fence, keyless, occurrences, pressing, registry, schedules, sealing, second_person, transition
 from .actors import Actor, Permission
 from .keys import InvalidField
 from .models import Job, Slot
@@ -153,6 +153,9 @@ def create(*, tenant: str, name: str, terms: Terms, token: UUID, actor: Actor, r
     fence.stands()  # a ledger that is not empty must have been anchored; where that cannot be, nothing starts anyway
     now = transition.database_now()
     _check(None, terms, now)
+    if accepts_anew(None, terms):
+        sentence = "This takes two people. Create it with another policy, then change that alone."
+        raise Refused("repeats_accepted", sentence)
     try:
         return _created(Job(tenant=tenant, name=name, enabled=True), terms, now, token, actor, reason)
     except IntegrityError as error:
@@ -201,14 +204,49 @@ def _next(job: Job) -> str:
 def edit(job: Job, *, terms: Terms, version: int, token: UUID, actor: Actor, reason: str) -> Answer:
     """Save new terms. What is due is decided by the old ones first; nothing is run for times that have passed.
 
+    That missed starts may act more often than is meant is not accepted by one person: a second one is asked for it.
     Raises Refused for terms that cannot be.
     """
     _check(job, terms, transition.database_now())
 
     def deed(fresh: Job, now: datetime) -> str:
+        if accepts_anew(fresh, terms):
+            return _ask_for_repeats(fresh, terms, version=version, actor=actor, reason=reason)
         return _write(fresh, "job_edited", actor, reason, lambda: _set(fresh, terms, now))
 
     return _press(job, "edit", deed, version=version, token=token, actor=actor, reason=reason)
+
+
+def accepts_anew(job: Job | None, terms: Terms) -> bool:
+    """Whether these terms accept, for the first time, that missed starts of actions without a key are all run."""
+    if terms.missed != Missed.RUN_ALL or not keyless.steps(terms.workflow):
+        return False
+    return job is None or (job.missed, job.repeats_accepted, job.workflow) != (Missed.RUN_ALL, True, terms.workflow)
+
+
+def _ask_for_repeats(job: Job, terms: Terms, *, version: int, actor: Actor, reason: str) -> str:
+    stands = replace(terms_of(job), missed=terms.missed, repeats_accepted=terms.repeats_accepted)
+    if terms != stands:
+        sentence = "This takes two people, so change it alone: save the rest with another policy first."
+        raise Refused("repeats_accepted", sentence)
+    if not reason.strip():
+        raise Refused("reason", "Another person is asked; say why it should be so.")
+    return second_person.ask(job, second_person.ACCEPT_REPEATS, {}, version=version, reason=reason, actor=actor)
+
+
+def repeats_agreed(job: Job, *, use: Mapping[str, Any], actor: Actor, reason: str) -> str:
+    """Run every missed start from now on, with a second person's consent, which is used up.
+
+    Raises the TransitionRefused in the way.
+    """
+    with transaction.atomic():
+        fresh = Job.objects.select_for_update().get(pk=job.pk)
+        with suppress(NotASchedule):
+            schedules.decide(fresh, transition.database_now())  # what is due is decided by the old terms first
+        before = schedules.told(fresh)
+        fresh.missed, fresh.repeats_accepted = Missed.RUN_ALL, True
+        schedules.write(fresh, actor=actor, code="job_edited", reason=reason, before=before, use=use)
+    return f"{fresh.name} runs every missed start from now on."
 
 
 def switch(job: Job, *, on: bool, version: int, token: UUID, actor: Actor, reason: str) -> Answer:

@@ -7,22 +7,25 @@ nothing named covers everything. This module is their one writer; what a claim m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from django.db import transaction
 from django.db.models import Q
 
-from . import pressing, transition
+from . import consent, pressing, second_person, transition
 from .actors import Actor, Permission
 from .deeds import LONGEST_REASON, NotAllowed, check_reason
 from .models import HeldBack, Limit, Operation
 from .pressing import Answer, Verdict
-from .states import State
+from .states import Kind, State
 
 KINDS = ("stop", "concurrency", "rate", "amount")
 GUARD = "system:guard"  # who sets a stop switch when one kind of operation is triggered in masses
+SLIP = timedelta(minutes=15)  # in which whoever set a limit may loosen it alone: it restores what was before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +113,7 @@ def _set(wanted: Wanted, actor: Actor, reason: str) -> tuple[Verdict, str]:
 
 
 def lift(limit: Limit, *, version: int, actor: Actor, reason: str, token: UUID) -> Answer:
-    """Release a stop switch or take a limit away; what it held back is due at once."""
+    """Release a stop switch, whose work is done; take a limit away, or ask a second person for that."""
     with transaction.atomic():
         earlier = pressing.take(token, action="lift_limit", subject=limit, actor=actor)
         return earlier or pressing.keep(token, *_lift(limit, version, actor, reason))
@@ -121,13 +124,87 @@ def _lift(limit: Limit, version: int, actor: Actor, reason: str) -> tuple[Verdic
         _check(actor, reason)
         if limit.kind not in KINDS:
             raise NotAllowed("This is the restore fence; it ends with a release on its own page.")
+        if needs_two(limit, actor):
+            asked = second_person.ask(limit, second_person.LIFT_LIMIT, {}, version=version, reason=reason, actor=actor)
+            return Verdict.DONE, asked
+        return Verdict.DONE, _end(limit, version, actor, reason, use=None)
     except NotAllowed as refusal:
         return _refused(limit.subject, limit.tenant, actor, reason, refusal)
-    fact = actor.fact("limit_lifted", reason=reason)
-    lifted = transition.lift_limit(limit.pk, version=version, by=actor.id, fact=fact)
-    if not lifted:
-        return Verdict.CONFLICT, "Nothing was changed: it was released or changed already."
-    return Verdict.DONE, "Released. What it held back is due now."
+    except transition.StaleVersion:
+        return Verdict.CONFLICT, _CHANGED
+
+
+def lift_agreed(limit: Limit, *, use: Mapping[str, Any], actor: Actor, reason: str) -> str:
+    """Take a limit away with a second person's consent, which is used up. Raises the TransitionRefused in the way."""
+    return _end(limit, limit.version, actor, reason, use=use)
+
+
+def _end(limit: Limit, version: int, actor: Actor, reason: str, *, use: Mapping[str, Any] | None) -> str:
+    fact = actor.fact("limit_lifted", reason=reason, **consent.both(use))
+    with transaction.atomic():
+        if not transition.lift_limit(limit.pk, version=version, by=actor.id, fact=fact):
+            raise _stale(limit)
+        transition.policy_changed(limit, use=use, fact=fact)
+    return f"{'Released' if limit.kind == 'stop' else 'Taken away'}. What it held back is due now."
+
+
+def change(limit: Limit, *, most: int | None, version: int, actor: Actor, reason: str, token: UUID) -> Answer:
+    """Let less through from now on, or ask a second person to let more through."""
+    with transaction.atomic():
+        earlier = pressing.take(token, action="change_limit", subject=limit, actor=actor)
+        return earlier or pressing.keep(token, *_change(limit, most, version, actor, reason))
+
+
+def _change(limit: Limit, most: int | None, version: int, actor: Actor, reason: str) -> tuple[Verdict, str]:
+    try:
+        _check(actor, reason)
+        if limit.most is None:
+            raise NotAllowed("A stop switch lets nothing through; release it, or leave it.")
+        if most is None or not 0 < most < 2**63 or most == limit.most:
+            raise NotAllowed("Say how many, or how much in minor units, at most: another whole number above 0.")
+        if most > limit.most and needs_two(limit, actor):
+            given: dict[str, Any] = {"version": version, "reason": reason, "actor": actor}
+            return Verdict.DONE, second_person.ask(limit, second_person.RAISE_LIMIT, {"most": most}, **given)
+        return Verdict.DONE, _set_most(limit, most, version, actor, reason, use=None)
+    except NotAllowed as refusal:
+        return _refused(limit.subject, limit.tenant, actor, reason, refusal)
+    except transition.StaleVersion:
+        return Verdict.CONFLICT, _CHANGED
+
+
+def change_agreed(limit: Limit, *, most: int, use: Mapping[str, Any], actor: Actor, reason: str) -> str:
+    """Raise a limit with a second person's consent, which is used up. Raises the TransitionRefused in the way."""
+    return _set_most(limit, most, limit.version, actor, reason, use=use)
+
+
+def _set_most(
+    limit: Limit, most: int, version: int, actor: Actor, reason: str, *, use: Mapping[str, Any] | None
+) -> str:
+    fact = actor.fact("limit_changed", reason=reason, most=most, before=limit.most, **consent.both(use))
+    with transaction.atomic():
+        if not transition.change_limit(limit.pk, version=version, most=most, fact=fact):
+            raise _stale(limit)
+        transition.policy_changed(limit, use=use, fact=fact)
+    return "Changed. Every claim from now on reads it; what is in flight is not stopped."
+
+
+def needs_two(limit: Limit, actor: Actor) -> bool:
+    """Whether letting more through needs a second person.
+
+    A stop switch is pulled and released by one: what it held back still meets every guard. A limit stands between a
+    mistake and everybody's money, so one person does not loosen it, except their own slip a moment ago.
+    """
+    if limit.kind == "stop":
+        return False
+    slip = limit.set_by == actor.id and limit.version == 1 and transition.database_now() - limit.since < SLIP
+    return not slip
+
+
+_CHANGED = "Nothing was changed: it was released or changed already."
+
+
+def _stale(limit: Limit) -> transition.StaleVersion:
+    return transition.StaleVersion(kind=Kind.APPROVAL, pk=limit.pk, source="set", target=None)
 
 
 def _check(actor: Actor, reason: str) -> None:

@@ -264,6 +264,8 @@ class Approval(models.Model):
         Operation, null=True, on_delete=models.PROTECT, related_name="approvals", db_index=False
     )
     run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="approvals", db_index=False)
+    limit = models.ForeignKey("Limit", null=True, on_delete=models.PROTECT, related_name="approvals", db_index=False)
+    job = models.ForeignKey("Job", null=True, on_delete=models.PROTECT, related_name="approvals", db_index=False)
     action = models.CharField(max_length=40, default="")
     inputs = models.TextField(default="{}")  # JSON: what the action was asked with
     fingerprint = models.CharField(max_length=80)
@@ -291,10 +293,18 @@ class Approval(models.Model):
     class Meta:
         constraints = [
             _choices_check("state", ApprovalState, "approval_state_known"),
-            # It is about an operation, or about a run, and only what names an action is about a run.
+            # It is about one operation, run, limit or job; only what names an action is about one of the last three.
             models.CheckConstraint(
-                condition=Q(operation__isnull=False, run__isnull=True)
-                | (Q(operation__isnull=True, run__isnull=False) & ~Q(action="")),
+                condition=Q(operation__isnull=False, run__isnull=True, limit__isnull=True, job__isnull=True)
+                | (
+                    ~Q(action="")
+                    & Q(operation__isnull=True)
+                    & (
+                        Q(run__isnull=False, limit__isnull=True, job__isnull=True)
+                        | Q(run__isnull=True, limit__isnull=False, job__isnull=True)
+                        | Q(run__isnull=True, limit__isnull=True, job__isnull=False)
+                    )
+                ),
                 name="approval_has_one_subject",
             ),
             # One open request for one thing: a second one finds the first.
@@ -305,6 +315,16 @@ class Approval(models.Model):
                 fields=["run", "action", "inputs"],
                 condition=Q(state__in=sorted(APPROVAL_OPEN)),
                 name="approval_open_once_a_run",
+            ),
+            models.UniqueConstraint(
+                fields=["limit", "action", "inputs"],
+                condition=Q(state__in=sorted(APPROVAL_OPEN)),
+                name="approval_open_once_a_limit",
+            ),
+            models.UniqueConstraint(
+                fields=["job", "action", "inputs"],
+                condition=Q(state__in=sorted(APPROVAL_OPEN)),
+                name="approval_open_once_a_job",
             ),
             # A decision has a person, a moment and, where it agrees, an end.
             models.CheckConstraint(

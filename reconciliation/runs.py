@@ -6,7 +6,7 @@ same transaction. A run's steps are claimed under the run's lease: whoever lost 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
@@ -17,7 +17,7 @@ from django.conf import settings
 from django.db import connections, transaction
 from django.db.models import Sum
 
-from . import choosing, compensation, fence, keys, leases, registry, sealing, stepping, transition
+from . import choosing, compensation, consent, fence, keys, leases, registry, sealing, stepping, transition
 from .actors import SYSTEM, Actor
 from .claims import Held, Intent
 from .keys import Identity, InvalidField
@@ -328,8 +328,11 @@ def cancel(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
     return Run.objects.get(pk=pk)
 
 
-def compensate(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
-    """Have what the run applied undone. Raises StepUnknown while something of it is in flight or unknown."""
+def compensate(pk: int, *, actor: Actor, version: int, reason: str, use: Mapping[str, Any] | None = None) -> Run:
+    """Have what the run applied undone. Raises StepUnknown while something of it is in flight or unknown.
+
+    `use` names the approval by which a second person agreed; the move uses it up.
+    """
     run = Run.objects.get(pk=pk)
     transition.transition(
         run.subject,
@@ -338,7 +341,8 @@ def compensate(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
         patch={"reason_code": "compensation_asked", **transition.unmarked(run)},
         after={"due_at": 0},
         guard=("nothing_unknown", "not_held"),
-        fact=actor.fact("compensation_asked", reason=reason),
+        consent={"use": use} if use else None,
+        fact=actor.fact("compensation_asked", reason=reason, **consent.both(use)),
     )
     return Run.objects.get(pk=pk)
 

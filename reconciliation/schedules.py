@@ -8,7 +8,7 @@ People's presses are in jobs.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ from django.db.models import F, Q
 from audit import log as audit
 from audit.verify import Head
 
-from . import fence, keyless, occurrences, registry, runs, transition
+from . import consent, fence, keyless, occurrences, registry, runs, transition
 from .actors import Actor
 from .keys import InvalidField
 from .models import Job, Run, Slot
@@ -522,8 +522,13 @@ def record(job: Job, slot: Slot, *, actor: Actor, reason: str = "") -> None:
     audit.append(subject=job.subject, tenant=job.tenant, event="slot", fact=fact)
 
 
-def write(job: Job, *, actor: Actor, code: str, reason: str, before: Json | None) -> None:
-    """Save an edit of a locked job as its next version, with what it was and what it is in the audit log."""
+def write(
+    job: Job, *, actor: Actor, code: str, reason: str, before: Json | None, use: Mapping[str, Any] | None = None
+) -> None:
+    """Save an edit of a locked job as its next version, with what it was and what it is in the audit log.
+
+    `use` names the approval by which a second person agreed; it is used up, and the other requests about it end.
+    """
     now = transition.database_now()
     job.updated_at, job.changed_by, job.zone_data, job.problem = now, actor.id, occurrences.ZONE_DATA, ""
     if before is None:
@@ -532,6 +537,7 @@ def write(job: Job, *, actor: Actor, code: str, reason: str, before: Json | None
     else:
         job.version += 1
         job.save()
+    fact = actor.fact(code, reason=reason, before=before, after=told(job), **consent.both(use))
     audit.append(
         subject=job.subject,
         tenant=job.tenant,
@@ -539,8 +545,10 @@ def write(job: Job, *, actor: Actor, code: str, reason: str, before: Json | None
         from_state=None if before is None else ("on" if before["enabled"] else "off"),
         to_state="on" if job.enabled else "off",
         version=job.version,
-        fact=actor.fact(code, reason=reason, before=before, after=told(job)),
+        fact=fact,
     )
+    if before is not None:
+        transition.policy_changed(job, use=use, fact=fact)
 
 
 def told(job: Job) -> Json:

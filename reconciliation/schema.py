@@ -41,6 +41,7 @@ INTERNAL = (
     "ledger_lock_lineage",
     "ledger_run_lineage",
     "ledger_end_limit",
+    "ledger_wake_held",
     "ledger_latest",
     "ledger_follow_back",
     "fence_jump",

@@ -23,7 +23,7 @@ from audit.log import Fact
 from audit.verify import Head
 
 from . import here, prepared
-from .models import Approval, Limit, Operation, Run, Tombstone
+from .models import Approval, Job, Limit, Operation, Run, Tombstone
 from .states import Kind, Subject
 
 ALIAS = DEFAULT_DB_ALIAS
@@ -352,21 +352,40 @@ def open_run(*, row: Mapping[str, Any], after: Mapping[str, float], fact: Fact) 
     return Moved(pk=pk, at=at, source="", version=1)
 
 
-def open_approval(subject: Subject, *, version: int, ask: Mapping[str, Any], fact: Fact) -> tuple[int, bool]:
+def open_approval(
+    subject: Operation | Run | Limit | Job, *, version: int, ask: Mapping[str, Any], fact: Fact
+) -> tuple[int, bool]:
     """Ask for a second person's consent to an action on `subject`. Returns (approval's id, whether it is new).
 
     Raises StaleVersion where the subject is not what the asker saw.
     """
-    operation = subject.pk if subject.kind is Kind.OPERATION else None
     body, openings = log.body(fact)
+    pks = {kind: subject.pk if isinstance(subject, kind) else None for kind in (Operation, Run, Limit, Job)}
+    asked = {**ask, "limit_id": pks[Limit], "job_id": pks[Job]}
     verdict, pk, _, detail = _call(
         "SELECT * FROM ledger_open_approval(%s, %s, %s, %s::jsonb, %s, %s::jsonb)",
-        [operation, None if operation else subject.pk, version, _json(ask), body, _json(openings or None)],
+        [pks[Operation], pks[Run], version, _json(asked), body, _json(openings or None)],
     )
     if verdict == "exists":
         return pk, False
-    _raise_unless_moved(verdict, kind=subject.kind, pk=pk, source=detail, target=None)
+    kind = Kind.OPERATION if isinstance(subject, Operation) else Kind.RUN if isinstance(subject, Run) else Kind.APPROVAL
+    _raise_unless_moved(verdict, kind=kind, pk=pk, source=detail, target=None)
     return pk, True
+
+
+def policy_changed(subject: Limit | Job, *, use: Mapping[str, Any] | None, fact: Fact) -> None:
+    """Say, in the transaction of the change and under its row's lock, that a limit or a job was changed.
+
+    Uses up the consent that allowed it, where one is needed, and ends the requests that were about what it was before.
+    Raises the TransitionRefused that says why the consent cannot be used.
+    """
+    body, openings = log.body(fact)
+    limit, job = (subject.pk, None) if isinstance(subject, Limit) else (None, subject.pk)
+    (refused,) = _call(
+        "SELECT ledger_policy_changed(%s, %s, %s::jsonb, %s, %s::jsonb)",
+        [limit, job, _json(use) if use else None, body, _json(openings or None)],
+    )
+    _raise_unless_moved(refused or "moved", kind=Kind.APPROVAL, pk=None, source="", target=None)
 
 
 def move_approval(
@@ -494,6 +513,14 @@ def lift_limit(pk: int, *, version: int, by: str, fact: Fact) -> bool:
     values = [pk, version, by, body, _json(openings or None)]
     (lifted,) = _call("SELECT ledger_lift_limit(%s, %s, %s, %s, %s::jsonb)", values)
     return bool(lifted)
+
+
+def change_limit(pk: int, *, version: int, most: int, fact: Fact) -> bool:
+    """Change how much a limit lets through. False where it is at another version, ended, or has no such number."""
+    body, openings = log.body(fact)
+    values = [pk, version, most, body, _json(openings or None)]
+    (changed,) = _call("SELECT ledger_change_limit(%s, %s, %s, %s, %s::jsonb)", values)
+    return bool(changed)
 
 
 def prune(subject: Subject, *, keep: float, fact: Fact) -> str:

@@ -698,7 +698,7 @@ def test_the_database_refuses_other_inputs_a_consent_that_is_late_and_one_that_i
         approval, to="approved", who=[], patch={"decided_by": "person:4"}, fact=ROOT.fact("approved")
     )
     approval.refresh_from_db()
-    right = second_person._use(approval, case)
+    right = second_person.use(approval, case)
     for wrong in ({"fingerprint": "x"}, {"action": "waive_undo"}):
         with pytest.raises(transition.ApprovalOfAnother):
             executor.claim_again(row(case.pk), actor=ROOT, use={**right, **wrong})

@@ -160,13 +160,10 @@ def test_runs_after_three_days_know_their_day_and_mail_once_each(office, clock, 
 
 
 @pytest.mark.case("E6")
-def test_a_job_whose_action_has_no_key_runs_all_only_when_a_person_accepts_that(office, clock):
+def test_a_job_whose_action_has_no_key_never_runs_all_by_default(office, clock):
     with pytest.raises(jobs.Refused, match="act has no key") as refusal:
         job(at=utc("2026-01-02T12:00"), clock=clock, workflow="telegram", missed="run_all")
     assert refusal.value.field == "repeats_accepted"
-    accepted = job("b", at=utc("2026-01-02T12:00"), clock=clock, workflow="telegram", missed="run_all",
-                   repeats_accepted=True)  # fmt: skip
-    assert accepted.missed == "run_all"
     assert jobs.Terms(expression="* * * * *", workflow="telegram").missed == "latest_only"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,9 +21,9 @@ from console import access, live, pressing
 from console.ledger import spec_of
 from console.live import signed_in
 from console.stories import Moment, decided_moment
-from reconciliation import consent, sealing, second_person, wording
+from reconciliation import consent, keyless, sealing, second_person, wording
 from reconciliation.actions import Actor, Permission
-from reconciliation.models import Approval, Operation, Run
+from reconciliation.models import Approval, Operation
 from reconciliation.states import APPROVAL_OPEN, ApprovalState
 from reconciliation.transition import database_now
 
@@ -41,8 +42,8 @@ TABS = {
 @require_safe
 def approvals(request: HttpRequest) -> HttpResponse:
     """One list, with its first request beside it."""
-    tenants = access.require(request, Permission.VIEW)
-    tab = _tab(request)
+    access.require(request, Permission.VIEW)
+    tenants, tab = access.places_of(request), _tab(request)
     first = _lists(request, tenants)[tab].first()
     if first is not None:
         return _answer(request, first, access.actor_for(request, first.tenant), tab=tab, index=True)
@@ -69,7 +70,7 @@ def act(request: HttpRequest, pk: int) -> HttpResponse:
 def _answer(request: HttpRequest, found: Approval, actor: Actor, *, tab: str, index: bool = False) -> HttpResponse:
     here = reverse("approval", args=[found.pk])
     facts = {
-        **_listed(request, access.tenants_of(request), tab),
+        **_listed(request, access.places_of(request), tab),
         **_facts(found, actor),
         "answer": pressing.answered(request, actor=actor),
         "index": index,
@@ -94,8 +95,8 @@ def waiting_for(request: HttpRequest) -> QuerySet[Approval]:
 
 
 def _waiting(request: HttpRequest) -> QuerySet[Approval]:
-    tenants = access.tenants_of(request, Permission.APPROVE)
-    again = access.tenants_of(request, Permission.SEND_AGAIN)
+    tenants = access.places_of(request, Permission.APPROVE)
+    again = access.places_of(request, Permission.SEND_AGAIN)
     mine = Approval.objects.filter(state=ApprovalState.WAITING, tenant__in=tenants)
     return mine.filter(~Q(action=second_person.SEND_AGAIN) | Q(tenant__in=again))
 
@@ -105,7 +106,9 @@ def _names(request: HttpRequest) -> list[str]:
 
 
 def _lists(request: HttpRequest, tenants: list[str]) -> dict[str, QuerySet[Approval]]:
-    own = Approval.objects.filter(tenant__in=tenants).select_related("operation", "operation__run", "run")
+    own = Approval.objects.filter(tenant__in=tenants).select_related(
+        "operation", "operation__run", "run", "limit", "job"
+    )
     ours = own.filter(forbidden__overlap=_names(request))
     forme = waiting_for(request).values("pk")
     midnight = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
@@ -173,14 +176,26 @@ def told(approval: Approval) -> tuple[str, str]:
     if approval.action == second_person.WAIVE_UNDO:
         step = json.loads(approval.inputs).get("step", "?")
         return f"Accept that the undo of {step} was done by hand", about
-    if approval.action == second_person.SEND_AGAIN:
-        return "Send again, accepting a duplicate", about
-    return (about, "") if not approval.action else (approval.action.replace("_", " ").capitalize(), about)
+    return (ASKED[approval.action], about) if approval.action else (about, "")
+
+
+ASKED = {
+    second_person.SEND_AGAIN: "Send again, accepting a duplicate",
+    second_person.COMPENSATE_RUN: "Undo by hand what this run applied",
+    second_person.LIFT_LIMIT: "Take a limit away",
+    second_person.RAISE_LIMIT: "Let more through a limit",
+    second_person.ACCEPT_REPEATS: "Run every missed start although an action has no key",
+}
 
 
 def _about(approval: Approval) -> str:
     if approval.operation is not None:
         return wording.headline(approval.operation, spec_of(approval.operation))
+    if approval.limit is not None:
+        told = wording.limit(approval.limit)
+        return f"{told.place}, {told.what}"
+    if approval.job is not None:
+        return f"schedule {approval.job.name}"
     return f"{approval.run.workflow_type} {approval.run.workflow_id}" if approval.run else ""
 
 
@@ -201,7 +216,7 @@ def people_of(names: Iterable[str]) -> dict[str, str]:
     return {name: known.get(name) or name.removeprefix("person:").replace(":", " ") for name in wanted}
 
 
-def standing(subject: Operation | Run) -> list[tuple[Approval, str, str]]:
+def standing(subject: second_person.Subject) -> list[tuple[Approval, str, str]]:
     """Open requests for a second person about this subject, each with the names of who asked and of who agreed."""
     found = second_person.standing(subject)
     people = people_of(name for each in found for name in (each.requested_by, each.decided_by) if name)
@@ -260,6 +275,7 @@ def _facts(found: Approval, actor: Actor) -> dict[str, Any]:
         "waiting": found.state == ApprovalState.WAITING,
         "sent": _sent(operation) if operation else [],
         "rests": _rests(found),
+        "change": _change(found) if found.state == ApprovalState.WAITING else None,
         "again": found.replaces is not None,
         "others": _others(operation),
         "moments": _moments(found, actor),
@@ -276,6 +292,23 @@ def _sent(operation: Operation) -> list[Sent]:
     except sealing.CannotOpen:
         hidden = ("(sealed under a key that is not configured)",)
     return rows + [Sent(name, "", hidden=True) for name in hidden]
+
+
+def _change(found: Approval) -> tuple[str, str, str, str] | None:
+    """What a guard for everybody is, and what it would be: (what, now, then, what follows)."""
+    if found.limit is not None:
+        now = wording.limit(found.limit)
+        if found.action != second_person.RAISE_LIMIT:
+            return now.place, now.what, "nothing of it stays", ""
+        raised = copy(found.limit)
+        raised.most = json.loads(found.inputs)["most"]
+        return now.place, now.what, wording.limit(raised).what, ""
+    if found.job is not None:
+        steps = ", ".join(keyless.steps(found.job.workflow)) or "no step"
+        follows = f"Each missed start acts once more: no provider remembers a key for {steps}."
+        now_run = wording.MISSED_POLICIES.get(found.job.missed, found.job.missed)
+        return "Missed starts", now_run, wording.MISSED_POLICIES["run_all"], follows
+    return None
 
 
 def _rests(found: Approval) -> list[Rests]:

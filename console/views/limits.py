@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from django.core.exceptions import BadRequest
@@ -12,12 +13,13 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from console import access, live, pressing
-from console.forms import LiftForm, LimitForm
+from console.forms import ChangeLimitForm, LiftForm, LimitForm
 from console.live import signed_in
+from console.views import approvals
 from reconciliation import limits as domain
 from reconciliation import registry, wording
-from reconciliation.actions import Answer, Permission
-from reconciliation.models import Limit
+from reconciliation.actions import Actor, Answer, Permission
+from reconciliation.models import Approval, Limit
 
 LIFTED = 20  # of the past, as many as fit a glance
 
@@ -47,7 +49,7 @@ def set_limit(request: HttpRequest) -> HttpResponse:
     wanted = form.wanted()
     if wanted.tenant and wanted.tenant not in access.tenants_of(request):
         raise Http404(access.NOT_FOUND)
-    actor = access.actor_for_all(request) if not wanted.tenant else access.actor_for(request, wanted.tenant)
+    actor = access.actor_for(request, wanted.tenant or access.EVERYWHERE)
     clean = form.cleaned_data
     answer = domain.set_limit(wanted, actor=actor, reason=clean["reason"], token=clean["token"])
     return _answered(request, answer, reason=clean["reason"], allowed=actor.may(Permission.STOP))
@@ -56,21 +58,51 @@ def set_limit(request: HttpRequest) -> HttpResponse:
 @signed_in
 @require_POST
 def lift(request: HttpRequest, pk: int) -> HttpResponse:
-    """Release a stop switch or take a limit away."""
-    limit = Limit.objects.filter(pk=pk, tenant__in=["", *access.tenants_of(request)]).first()
-    if limit is None or not access.tenants_of(request):
-        raise Http404(access.NOT_FOUND)
-    form = LiftForm(request.POST)
-    if not form.is_valid():
-        raise BadRequest(form.problem())
-    actor = access.actor_for(request, limit.tenant) if limit.tenant else access.actor_for_all(request)
-    clean = form.cleaned_data
+    """Release a stop switch, or take a limit away; that may ask a second person."""
+    limit, actor, clean = _pressed(request, pk, LiftForm(request.POST))
     answer = domain.lift(limit, version=clean["version"], actor=actor, reason=clean["reason"], token=clean["token"])
     return _answered(request, answer, reason=clean["reason"], allowed=actor.may(Permission.STOP))
 
 
+@signed_in
+@require_POST
+def change(request: HttpRequest, pk: int) -> HttpResponse:
+    """Let less through, or ask a second person to let more through."""
+    limit, actor, clean = _pressed(request, pk, ChangeLimitForm(request.POST))
+    answer = domain.change(limit, most=clean["most"], version=clean["version"], actor=actor, reason=clean["reason"],
+                           token=clean["token"])  # fmt: skip
+    return _answered(request, answer, reason=clean["reason"], allowed=actor.may(Permission.STOP))
+
+
+def _pressed(request: HttpRequest, pk: int, form: LiftForm) -> tuple[Limit, Actor, dict[str, Any]]:
+    limit = Limit.objects.filter(pk=pk, tenant__in=["", *access.tenants_of(request)]).first()
+    if limit is None or not access.tenants_of(request):
+        raise Http404(access.NOT_FOUND)
+    if not form.is_valid():
+        raise BadRequest(form.problem())
+    return limit, access.actor_for(request, limit.tenant or access.EVERYWHERE), form.cleaned_data
+
+
 def _answered(request: HttpRequest, answer: Answer, *, reason: str, allowed: bool) -> HttpResponse:
     return pressing.said(request, answer, back=(reverse("limits"), "the limits"), reason=reason, allowed=allowed)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One limit as the page draws it: with a token for each form where this person may press."""
+
+    limit: Limit
+    told: wording.LimitTold
+    tokens: tuple[uuid.UUID, uuid.UUID] | None
+    by_two: bool
+    asked: list[tuple[Approval, str, str]]
+
+
+def _row(request: HttpRequest, limit: Limit, *, may: bool) -> Row:
+    actor = access.actor_for(request, limit.tenant or access.EVERYWHERE)
+    tokens = (uuid.uuid4(), uuid.uuid4()) if may else None
+    asked = approvals.standing(limit) if limit.tenant or actor.may(Permission.VIEW) else []
+    return Row(limit, wording.limit(limit), tokens, domain.needs_two(limit, actor), asked)
 
 
 def _may_lift(limit: Limit, mine: list[str], everywhere: bool) -> bool:
@@ -82,14 +114,7 @@ def _facts(request: HttpRequest) -> dict[str, Any]:
     tenants = access.tenants_of(request)
     mine = access.tenants_of(request, Permission.STOP)
     everywhere = access.actor_for_all(request).may(Permission.STOP)
-    rows = [
-        (
-            limit,
-            wording.limit(limit),
-            uuid.uuid4() if _may_lift(limit, mine, everywhere) else None,
-        )
-        for limit in domain.in_force(tenants)
-    ]
+    rows = [_row(request, limit, may=_may_lift(limit, mine, everywhere)) for limit in domain.in_force(tenants)]
     lifted = Limit.objects.filter(tenant__in=["", *tenants], lifted_at__isnull=False).order_by("-lifted_at")[:LIFTED]
     some = mine[0] if mine else ""
     return {

@@ -20,7 +20,7 @@ from console import access, keyset, live, pressing
 from console.job_forms import JobForm, NewJobForm, RunNowForm
 from console.live import signed_in
 from console.stories import Moment, decided_moment
-from console.views import errors
+from console.views import approvals, errors
 from reconciliation import jobs, occurrences, registry, wording
 from reconciliation import schedules as ledger
 from reconciliation.actions import Actor, Answer, Permission, Verdict
@@ -136,6 +136,7 @@ def _facts(request: HttpRequest, job: Job, actor: Actor) -> dict[str, Any]:
         "zone_data": occurrences.ZONE_DATA,
         "tokens": [uuid.uuid4() for _ in range(8)],
         "token": uuid.uuid4(),
+        "asked_of_two": approvals.standing(job),
         "tenants": access.tenants_of(request),
         "section": "schedules",
         "expected": wording.EXPECTED,

@@ -66,6 +66,7 @@ class ActionSpec:
     attempts: int = 3  # budget: calls sent for one operation, before it escalates (unknown) or fails (clean)
     compensate_with: str | None = None
     undo_by: str | None = None  # permission needed to reverse it by hand
+    undo_second_person: bool = False  # and another person's consent to that
     volatile: tuple[str, ...] = ()  # request fields left out of the fingerprint; never one that is compared
     shown: tuple[str, ...] = ()  # request, result and observed fields that may be seen; all others are encrypted
     compare: Mapping[str, str] = field(default_factory=dict)  # request field -> field of what the provider shows

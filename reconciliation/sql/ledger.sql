@@ -180,6 +180,8 @@ RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
         WHEN a.id IS NULL OR a.state IN ('waiting', 'denied', 'withdrawn', 'superseded') THEN 'not_approved'
         WHEN a.state = 'consumed' THEN 'approval_used'
         WHEN a.operation_id IS DISTINCT FROM p_operation OR a.run_id IS DISTINCT FROM p_run
+          OR a.limit_id IS DISTINCT FROM (p_use->>'limit_id')::bigint
+          OR a.job_id IS DISTINCT FROM (p_use->>'job_id')::bigint
           OR a.action IS DISTINCT FROM p_use->>'action' OR a.fingerprint IS DISTINCT FROM p_use->>'fingerprint'
             THEN 'approval_of_another'
         WHEN a.state = 'expired' OR a.use_by <= ledger_latest(p_now) THEN 'approval_past_use_by'
@@ -234,7 +236,8 @@ BEGIN
     END IF;
 END $$;
 
--- A request for a second person's consent to an operator action. p_version is the subject's, as the asker saw it.
+-- A request for a second person's consent to an operator action, or (p_ask names "limit_id" or "job_id") to a change of
+-- what guards them. p_version is the subject's, as the asker saw it.
 CREATE OR REPLACE FUNCTION ledger_open_approval(
     p_operation bigint, p_run bigint, p_version int, p_ask jsonb, p_body text, p_openings jsonb
 ) RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text)
@@ -243,27 +246,57 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_operation reconciliation_operation;
     v_run reconciliation_run;
+    v_limit reconciliation_limit;
+    v_job reconciliation_job;
     v_open bigint;
     v_now timestamptz;
 BEGIN
     SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = coalesce(p_run,
         (SELECT o.run_id FROM reconciliation_operation o WHERE o.id = p_operation)) FOR NO KEY UPDATE;
     SELECT * INTO v_operation FROM reconciliation_operation o WHERE o.id = p_operation FOR NO KEY UPDATE;
+    SELECT * INTO v_limit FROM reconciliation_limit l WHERE l.id = (p_ask->>'limit_id')::bigint FOR NO KEY UPDATE;
+    SELECT * INTO v_job FROM reconciliation_job j WHERE j.id = (p_ask->>'job_id')::bigint FOR NO KEY UPDATE;
     v_now := aftercall_now();
-    IF coalesce(v_operation.version, v_run.version) IS DISTINCT FROM p_version THEN
-        RETURN QUERY SELECT 'stale_version'::text, coalesce(p_operation, p_run), v_now,
+    IF coalesce(v_operation.version, v_run.version, v_limit.version, v_job.version) IS DISTINCT FROM p_version
+       OR v_limit.lifted_at IS NOT NULL THEN
+        RETURN QUERY SELECT 'stale_version'::text, coalesce(p_operation, p_run, v_limit.id, v_job.id), v_now,
                             coalesce(v_operation.state, v_run.state, '')::text;
         RETURN;
     END IF;
     SELECT a.id INTO v_open FROM reconciliation_approval a WHERE a.operation_id IS NOT DISTINCT FROM p_operation
-       AND a.run_id IS NOT DISTINCT FROM p_run AND a.action = p_ask->>'action'
-       AND (p_run IS NULL OR a.inputs = p_ask->>'inputs') AND a.state IN ('waiting', 'approved');
+       AND a.run_id IS NOT DISTINCT FROM p_run AND a.limit_id IS NOT DISTINCT FROM v_limit.id
+       AND a.job_id IS NOT DISTINCT FROM v_job.id AND a.action = p_ask->>'action'
+       AND (p_operation IS NOT NULL OR a.inputs = p_ask->>'inputs') AND a.state IN ('waiting', 'approved');
     IF v_open IS NOT NULL THEN
         RETURN QUERY SELECT 'exists'::text, v_open, v_now, ''::text;
         RETURN;
     END IF;
-    RETURN QUERY SELECT 'moved'::text, ledger_ask(p_operation, p_run, coalesce(v_operation.tenant, v_run.tenant), NULL,
-                                                  p_ask, v_now, p_body, p_openings), v_now, ''::text;
+    RETURN QUERY SELECT 'moved'::text, ledger_ask(p_operation, p_run, coalesce(v_operation.tenant, v_run.tenant,
+        v_job.tenant, nullif(v_limit.tenant, ''), ':all'), NULL, p_ask, v_now, p_body, p_openings), v_now, ''::text;
+END $$;
+
+-- A limit or a job was changed, in the caller's transaction and under its row's lock: uses up the consent that allowed
+-- it (p_use, or NULL where none is needed) and ends the other requests, which were about what it was before. Gives why
+-- the consent cannot be used, or NULL.
+CREATE OR REPLACE FUNCTION ledger_policy_changed(p_limit bigint, p_job bigint, p_use jsonb, p_body text, p_openings jsonb)
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_now timestamptz := aftercall_now();
+    v_refused text;
+BEGIN
+    IF p_use IS NOT NULL THEN
+        PERFORM 1 FROM reconciliation_approval a WHERE a.id = (p_use->>'id')::bigint FOR NO KEY UPDATE;
+        v_refused := ledger_unusable(
+            p_use || jsonb_build_object('limit_id', p_limit, 'job_id', p_job), NULL, NULL, v_now);
+        IF v_refused IS NOT NULL THEN
+            RETURN v_refused;
+        END IF;
+        PERFORM ledger_end_approvals(ARRAY[(p_use->>'id')::bigint], 'consumed', v_now, p_body, p_openings);
+    END IF;
+    PERFORM ledger_end_approvals(ARRAY(SELECT a.id FROM reconciliation_approval a
+        WHERE (a.limit_id = p_limit OR a.job_id = p_job) AND a.state IN ('waiting', 'approved')), 'superseded', v_now,
+        p_body, p_openings);
+    RETURN NULL;
 END $$;
 
 -- A decision about an approval, or its end, and with it the move of the operation that waits for it.

@@ -199,18 +199,25 @@ DECLARE
 BEGIN
     UPDATE reconciliation_limit l SET lifted_at = v_now, lifted_by = p_by, version = l.version + 1
      WHERE l.id = p_old.id;
-    UPDATE reconciliation_run r SET due_at = v_now WHERE r.id IN (
-        SELECT w.id FROM reconciliation_run w WHERE w.due_at > v_now AND w.lease_until IS NULL AND w.id IN (
-            SELECT o.run_id FROM reconciliation_operation o JOIN reconciliation_heldback h ON h.operation_id = o.id
-             WHERE h.limit_id = p_old.id AND o.state IN ('ready', 'failed_retryable'))
-        FOR NO KEY UPDATE SKIP LOCKED);
-    UPDATE reconciliation_operation o SET due_at = v_now WHERE o.id IN (
-        SELECT w.id FROM reconciliation_operation w WHERE w.due_at > v_now AND w.state IN ('ready', 'failed_retryable')
-           AND (w.not_before IS NULL OR w.not_before <= v_now)
-           AND w.id IN (SELECT h.operation_id FROM reconciliation_heldback h WHERE h.limit_id = p_old.id)
-        FOR NO KEY UPDATE SKIP LOCKED);
+    PERFORM ledger_wake_held(p_old.id, v_now);
     PERFORM audit_append('limit:' || p_old.id, coalesce(nullif(p_old.tenant, ''), ':all'), 'limit', 'set', 'lifted',
                          p_old.version + 1, p_body, p_openings);
+END $$;
+
+-- What a limit held back is due.
+CREATE OR REPLACE FUNCTION ledger_wake_held(p_limit bigint, p_now timestamptz) RETURNS void
+LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
+BEGIN
+    UPDATE reconciliation_run r SET due_at = p_now WHERE r.id IN (
+        SELECT w.id FROM reconciliation_run w WHERE w.due_at > p_now AND w.lease_until IS NULL AND w.id IN (
+            SELECT o.run_id FROM reconciliation_operation o JOIN reconciliation_heldback h ON h.operation_id = o.id
+             WHERE h.limit_id = p_limit AND o.state IN ('ready', 'failed_retryable'))
+        FOR NO KEY UPDATE SKIP LOCKED);
+    UPDATE reconciliation_operation o SET due_at = p_now WHERE o.id IN (
+        SELECT w.id FROM reconciliation_operation w WHERE w.due_at > p_now AND w.state IN ('ready', 'failed_retryable')
+           AND (w.not_before IS NULL OR w.not_before <= p_now)
+           AND w.id IN (SELECT h.operation_id FROM reconciliation_heldback h WHERE h.limit_id = p_limit)
+        FOR NO KEY UPDATE SKIP LOCKED);
 END $$;
 
 -- A person lifts a limit. The fence's own are not lifted here: they end with its release.
@@ -225,5 +232,25 @@ BEGIN
         RETURN false;
     END IF;
     PERFORM ledger_end_limit(v_old, p_by, p_body, p_openings);
+    RETURN true;
+END $$;
+
+-- A person changes how much a limit lets through; where that is more, what it held back is due at once.
+CREATE OR REPLACE FUNCTION ledger_change_limit(p_id bigint, p_version int, p_most bigint, p_body text, p_openings jsonb)
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_old reconciliation_limit;
+BEGIN
+    SELECT * INTO v_old FROM reconciliation_limit l WHERE l.id = p_id FOR NO KEY UPDATE;
+    IF v_old.id IS NULL OR v_old.lifted_at IS NOT NULL OR v_old.version <> p_version
+       OR v_old.kind NOT IN ('concurrency', 'rate', 'amount') THEN
+        RETURN false;
+    END IF;
+    UPDATE reconciliation_limit l SET most = p_most, version = l.version + 1 WHERE l.id = p_id;
+    IF p_most > v_old.most THEN
+        PERFORM ledger_wake_held(p_id, aftercall_now());
+    END IF;
+    PERFORM audit_append('limit:' || p_id, coalesce(nullif(v_old.tenant, ''), ':all'), 'limit', 'set', 'set',
+                         p_version + 1, p_body, p_openings);
     RETURN true;
 END $$;
