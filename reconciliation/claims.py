@@ -415,6 +415,7 @@ def _read_back(nonce: UUID, error: Exception) -> Moved:
 
 def outside_transactions() -> None:
     connection = here.connection()
-    # Without autocommit the first statement opens a transaction, and no atomic block says so.
-    if connection.in_atomic_block or not connection.get_autocommit():
+    # Without autocommit the first statement opens a transaction, and no atomic block says so. This is asked of a
+    # connection that is there: one that cannot be made is found where it is needed, and told as such.
+    if connection.in_atomic_block or (connection.connection is not None and not connection.autocommit):
         raise RuntimeError("an operation may not be performed inside a transaction: the claim must be committed first")
