@@ -40,7 +40,7 @@ def looks() -> float:
 def time_passes(monkeypatch: Any, clock: Any, seconds: float) -> None:
     """As it does where nobody sets a clock: by what the database tells, and by what is measured."""
     measured = timekeeping.boot_seconds() + seconds
-    clock.advance(seconds)
+    clock.jump(seconds)
     monkeypatch.setattr(timekeeping, "boot_seconds", lambda: measured)
 
 
@@ -56,7 +56,7 @@ def test_a_consent_that_was_over_is_not_given_because_the_clock_was_set_back(cle
     approval = the(asked().pk)
     clock.set(approval.expires_at)
     looks()
-    clock.advance(-600)
+    clock.jump(-600)
     if beat_has_looked:
         assert looks() < -590
     assert press("approve", the(approval.operation_id), CLEO).verdict is Verdict.REFUSED
@@ -76,7 +76,7 @@ def test_a_consent_past_its_use_by_is_not_used_because_the_clock_was_set_back(cl
     press("approve", the(pk), CLEO)
     clock.set(the(pk).use_by)
     looks()
-    clock.advance(-600)
+    clock.jump(-600)
     if beat_has_looked:
         looks()
     assert asked().state == "awaiting_approval"
@@ -94,7 +94,7 @@ def test_what_two_people_agreed_on_is_not_done_after_its_time_because_the_clock_
     transition.move_approval(approval, to="approved", who=[], patch={"decided_by": ROOT.id}, fact=ROOT.fact("approved"))
     clock.set(the(case.pk, "send_again").use_by)
     looks()
-    clock.advance(-600)
+    clock.jump(-600)
     if beat_has_looked:
         looks()
     sweeping.sweep()
@@ -106,7 +106,7 @@ def test_an_open_consent_does_not_live_longer_because_the_clock_was_set_back(cle
     approval = the(asked().pk)
     left = approval.expires_at - clock.now()
     looks()
-    clock.advance(-3600)
+    clock.jump(-3600)
     looks()
     now_left = the(approval.operation_id).expires_at - clock.now()
     assert abs(now_left - left) < timedelta(seconds=5)
@@ -121,7 +121,7 @@ def test_a_key_is_not_remembered_longer_because_the_clock_was_set_back(clerk, cl
     sweeping.call_a_person(row(pk), "no_conclusive_answer")
     clock.set(row(pk).same_key_until)
     looks()
-    clock.advance(-3600)
+    clock.jump(-3600)
     for _ in range(2):
         assert do(row(pk), "retry", OLGA).verdict is Verdict.REFUSED
         looks()
@@ -134,9 +134,9 @@ def test_a_lease_does_not_last_longer_because_the_clock_was_set_back(clerk, cloc
     monkeypatch.setattr(executor, "settle", lambda claim, judged: None)
     perform(order("none"), actor=AGENT)
     looks()
-    clock.advance(-3600)
+    clock.jump(-3600)
     looks()
-    clock.advance(40)
+    clock.jump(40)
     sweeping.sweep()
     assert Operation.objects.get().state == "ambiguous"
 
@@ -147,10 +147,10 @@ def test_a_lease_does_not_last_longer_because_the_clock_was_set_back(clerk, cloc
 def test_a_clock_that_is_set_forward_and_right_again_revives_no_consent(clerk, clock):
     waiting, agreed = asked(step="waiting").pk, asked(step="agreed").pk
     press("approve", the(agreed), CLEO)
-    clock.advance(86_400)
+    clock.jump(86_400)
     looks()
     sweeping.sweep()
-    clock.advance(-86_400)
+    clock.jump(-86_400)
     looks()
     assert the(waiting).state == ApprovalState.EXPIRED
     assert press("approve", the(waiting), CLEO).verdict is Verdict.REFUSED
@@ -161,7 +161,7 @@ def test_a_clock_that_is_set_forward_and_right_again_revives_no_consent(clerk, c
 
 def test_a_clock_that_is_set_forward_makes_a_call_in_flight_unknown_and_never_sends_it_again(clerk, clock):
     def meanwhile(call: Any) -> Any:
-        clock.advance(86_400)
+        clock.jump(86_400)
         looks()
         sweeping.sweep()
         assert Operation.objects.get().state == "ambiguous"
@@ -177,7 +177,7 @@ def test_time_that_a_clock_only_tells_of_proves_no_absence(clerk, clock, monkeyp
     clerk.answers(LOST)
     pk = perform(order("lookup"), actor=AGENT).pk
     clerk.sees(absent())
-    clock.advance(3600)
+    clock.jump(3600)
     assert looks() > 3590
     for _ in range(2):
         reconciler.reconcile(pk)
@@ -208,7 +208,7 @@ def test_time_that_has_passed_proves_absence_as_ever(clerk, clock, monkeypatch):
 @pytest.mark.parametrize("seconds", [-4, 4])
 def test_what_the_margins_allow_for_is_no_setting(clock, seconds):
     told = Clock.objects.get().told
-    clock.advance(seconds)
+    clock.jump(seconds)
     assert looks() == 0
     assert Clock.objects.get().told >= told
     assert clock_entries() == []
@@ -216,7 +216,7 @@ def test_what_the_margins_allow_for_is_no_setting(clock, seconds):
 
 @pytest.mark.parametrize(("seconds", "code", "detail"), [(3600, "forward", "s forward"), (-3600, "back", "s back")])
 def test_a_setting_is_on_record_and_shown_once_however_many_look(clock, seconds, code, detail):
-    clock.advance(seconds)
+    clock.jump(seconds)
     barrier, noticed = threading.Barrier(4), []
 
     def beat() -> None:
@@ -240,7 +240,7 @@ def test_a_setting_is_on_record_and_shown_once_however_many_look(clock, seconds,
 
 def test_a_beat_that_starts_anew_still_sees_that_the_clock_was_set_back(clock):
     timekeeping.forget()
-    clock.advance(-3600)
+    clock.jump(-3600)
     assert looks() < -3590
 
 
@@ -248,7 +248,7 @@ def test_a_beat_that_starts_anew_still_sees_that_the_clock_was_set_back(clock):
     "other", ["DELETE FROM reconciliation_clock", "UPDATE reconciliation_clock SET told = told - interval '1 day'"]
 )
 def test_what_a_beat_knows_of_another_database_is_no_setting_of_this_ones_clock(clock, superuser_connection, other):
-    clock.advance(3600)
+    clock.jump(3600)
     superuser_connection.execute(other)
     assert looks() == 0
 
