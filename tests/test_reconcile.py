@@ -247,6 +247,7 @@ def test_where_the_look_up_still_sees_nothing_a_person_is_called_once(clerk, clo
     sweeping.sweep()
     operation = row(pk)
     assert (operation.state, operation.escalation_reason) == ("terminated", "unknown_after_all")
+    assert operation.due_at is None, "it is a person's now, and would be handed to workers for ever"
     looked = len(clerk.look_ups)
     clock.advance(600)
     sweeping.sweep()

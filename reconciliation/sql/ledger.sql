@@ -607,6 +607,8 @@ BEGIN
             RETURN;
         END IF;
     END IF;
+    -- First, because what is due below rests on what has been seen of it, this included.
+    v_done := ledger_journal(p_id, NULL, v_now, p_journal);
     IF p_after IS NULL AND p_once IS NULL THEN
         v_new := jsonb_populate_record(v_old, p_patch);
     ELSE
@@ -669,7 +671,6 @@ BEGIN
         -- An ended run keeps its lock while one of its operations is unknown, and no longer.
         UPDATE reconciliation_run r SET lock_held = false WHERE r.id = v_run_id;
     END IF;
-    v_done := ledger_journal(p_id, NULL, v_now, p_journal);
     v_done := audit_append('operation:' || p_id, v_old.tenant, 'transition', v_old.state, v_new.state, v_new.version,
                            p_body, p_openings);
     verdict := 'moved';
