@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import orjson
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import connections
 
 from audit import log
 from audit.log import Fact
@@ -26,7 +26,7 @@ from . import here, prepared
 from .models import Approval, Job, Limit, Operation, Run, Tombstone
 from .states import Kind, Subject
 
-ALIAS = DEFAULT_DB_ALIAS
+ALIAS = here.ALIAS
 # Made once: json.dumps with options makes a new encoder at every call.
 _write = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
