@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,7 +20,7 @@ from reconciliation.progress import UNDO, Progress
 from reconciliation.providers.base import Repeat
 from reconciliation.states import RUN_TERMINAL, Basis, RunState, State
 from reconciliation.wording import Label
-from reconciliation.workflows import Choice, Step, StepKind, Workflow
+from reconciliation.workflows import Choice, Step, StepKind, Workflow, closure
 
 NOT_BEGUN = Label("", "not begun", "calm")
 WAITS = (State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
@@ -68,7 +68,7 @@ class Stage:
     """Steps that start side by side, since none of them needs another."""
 
     steps: list[StepView]
-    last_way_back: bool = False  # the pivot is in it: after it the way is forward only
+    last_way_back: bool = False  # what stands below it waits for the pivot: there the way is forward only
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,15 @@ def _stages(workflow: Workflow, views: Mapping[str, StepView]) -> list[Stage]:
     depth: dict[str, int] = {}
     for step in workflow.steps:
         depth[step.name] = 1 + max((depth[needed] for needed in workflow.needs(step)), default=-1)
-    pivot = workflow.pivot
+    # What waits for the pivot stands below its line, whatever its depth: other steps may run before it or without it.
+    places = {step.name: (workflow.after_pivot(step), depth[step.name]) for step in workflow.steps}
+    last = max((place for place in places.values() if not place[0]), default=None)
     return [
         Stage(
-            [views[name] for name, at in depth.items() if at == level],
-            last_way_back=pivot is not None and depth[pivot.name] == level,
+            [views[name] for name, at in places.items() if at == place],
+            last_way_back=workflow.pivot is not None and place == last,
         )
-        for level in sorted(set(depth.values()))
+        for place in sorted(set(places.values()))
     ]
 
 
@@ -314,22 +316,11 @@ def _stuck_undos(progress: Progress) -> list[Obstacle]:
 
 def _undos_behind(progress: Progress, step: Step) -> set[str]:
     """Whose undo must be done before that of `step`, also by way of others."""
-    return _closure(step.name, lambda name: _undos_before(progress, _effect(progress, name)))
+    return closure(step.name, lambda name: _undos_before(progress, _effect(progress, name)))
 
 
 def _effect(progress: Progress, name: str) -> Step:
     return next(step for step in progress.workflow.effects if step.name == name)
-
-
-def _closure(name: str, needs: Callable[[str], Iterable[str]]) -> set[str]:
-    found: set[str] = set()
-    open_ = list(needs(name))
-    while open_:
-        each = open_.pop()
-        if each not in found:
-            found.add(each)
-            open_ += needs(each)
-    return found
 
 
 def _stuck_steps(progress: Progress) -> list[Obstacle]:
@@ -380,12 +371,7 @@ def _said(operation: Operation | None) -> str:
 def _followers(progress: Progress, name: str) -> tuple[str, ...]:
     """Steps without a result that need `name`, directly or by way of others."""
     workflow = progress.workflow
-    every = {step.name: step for step in workflow.steps}
-
-    def needs(each: str) -> Iterable[str]:
-        return workflow.needs(every[each])
-
-    return tuple(each for each in every if not progress.done(each) and name in _closure(each, needs))
+    return tuple(s.name for s in workflow.steps if not progress.done(s.name) and name in workflow.all_needs(s))
 
 
 def _lock_of_others(run: Run) -> list[Obstacle]:

@@ -74,7 +74,7 @@ def flows(workflow: Workflow) -> dict[str, Flow]:
     """The flows of a workflow; those with consent are the order desk's."""
     effects = workflow.effects
     pivot = workflow.pivot or effects[-1]
-    after = effects[effects.index(pivot) + 1 :]
+    after = [step for step in effects if workflow.after_pivot(step)]
     answer = "approve" if any(step.consent for step in effects) else ""
     made = [
         Flow(FORWARD, workflow.name, decide=answer),

@@ -14,7 +14,7 @@ from .models import Chosen, Run
 from .progress import Progress
 from .providers.base import Json
 from .scrub import excerpt
-from .workflows import Choice, Step, Workflow
+from .workflows import Choice
 
 log = structlog.get_logger(__name__)
 
@@ -62,18 +62,13 @@ def give_up(progress: Progress, name: str) -> str:
     step = next((step for step in workflow.steps if step.name == name), None)
     if not isinstance(step, Choice):
         raise NotChosenAgain(f"{name!r} is no decision of this workflow.")
-    followed = [other.name for other in workflow.steps if name in _all_needs(workflow, other)]
+    followed = [other.name for other in workflow.steps if name in workflow.all_needs(other)]
     if any(other in progress.operations or other in progress.chosen for other in followed):
         raise NotChosenAgain("Steps already followed from this decision; undo the run instead.")
     if run.replans >= workflow.max_replans:
         raise NotChosenAgain(f"This run was decided anew {run.replans} times already, which is as often as it may be.")
     undecided = 0 if name in progress.chosen else 1  # a version without any valid proposal is given up as well
     return f"{name}@{decided_version(run, name) + undecided}"
-
-
-def _all_needs(workflow: Workflow, step: Step | Choice) -> set[str]:
-    direct = set(workflow.needs(step))
-    return direct.union(*(_all_needs(workflow, workflow.step(name)) for name in direct))
 
 
 def _valid(step: Choice, proposal: Any) -> Json:

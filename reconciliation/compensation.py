@@ -38,7 +38,7 @@ def way_is_forward(progress: Progress) -> bool:
     if not progress.applied:
         return False
     step = progress.workflow.step(progress.failed[0].step)
-    return progress.pivoted or not (progress.workflow.before_pivot(step) or step is progress.workflow.pivot)
+    return progress.pivoted or progress.workflow.after_pivot(step)
 
 
 def walk_back(run: Run, workflow: Workflow, lease: Held) -> None:

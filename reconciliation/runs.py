@@ -238,8 +238,8 @@ def _intent(progress: Progress, step: Step, lease: Held) -> Intent:
         owners=tuple(run.owners),
         consent=step.consent,
         retry=step.retry,
-        # Before the pivot a failure walks back; from the pivot on the step must be done, so a person is called.
-        spent_is_final=progress.workflow.before_pivot(step) or progress.workflow.pivot is step,
+        # Up to the pivot a failure walks back; what waits for it must be done, so a person is called.
+        spent_is_final=not progress.workflow.after_pivot(step),
     )
 
 

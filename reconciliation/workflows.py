@@ -6,7 +6,7 @@ declaration is found at start, not in the middle of somebody's money.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -17,7 +17,10 @@ from .providers.base import Json, Repeat
 
 
 class StepKind(StrEnum):
-    """Before the pivot steps can be undone; the pivot decides; after it the way is forward only."""
+    """Before the pivot steps can be undone; the pivot decides; after it the way is forward only.
+
+    What stands before and after is said by what needs what, not by the order in which steps are declared.
+    """
 
     COMPENSABLE = "compensable"
     PIVOT = "pivot"
@@ -61,9 +64,9 @@ class Consent:
 class Step:
     """One effect. `request` must give the same object each time that it is given the same facts.
 
-    `after` names the steps whose results it needs; without it the step follows the one declared before it. A step
-    before the pivot that has an effect declares `undo`, or `undo=None` with the reason in `cannot_undo`, which is shown
-    before a run starts.
+    `after` names the steps whose results it needs; without it the step follows the one declared before it. A step with
+    an effect that does not wait for the pivot declares `undo`, or `undo=None` with the reason in `cannot_undo`, which
+    is shown before a run starts.
     """
 
     name: str
@@ -130,10 +133,23 @@ class Workflow:
         place = self.steps.index(step)
         return (self.steps[place - 1].name,) if place else ()
 
+    def all_needs(self, step: Step | Choice) -> set[str]:
+        """Which steps must have succeeded before `step` may start, also by way of others."""
+        steps = {each.name: each for each in self.steps}
+        return closure(step.name, lambda name: self.needs(steps[name]) if name in steps else ())
+
     def before_pivot(self, step: Step | Choice) -> bool:
-        """Whether a failure of `step` walks back. Without a pivot every step does."""
+        """Whether the pivot waits for `step`. Without a pivot nothing is decided, so every step counts as before it."""
         pivot = self.pivot
-        return pivot is None or (step is not pivot and self.steps.index(step) < self.steps.index(pivot))
+        return pivot is None or step.name in self.all_needs(pivot)
+
+    def after_pivot(self, step: Step | Choice) -> bool:
+        """Whether `step` waits for the pivot, so that a failure of it never walks back.
+
+        What neither waits for the pivot nor is waited for by it may run before it, beside it or without it.
+        """
+        pivot = self.pivot
+        return pivot is not None and pivot.name in self.all_needs(step)
 
     def undo_needs(self, step: Step) -> tuple[str, ...]:
         """Steps whose undo must be done before that of `step`: as it declares, or all later ones."""
@@ -151,6 +167,18 @@ class Workflow:
 
 def _missing(name: str) -> Step:
     raise KeyError(f"the workflow has no step {name!r}")
+
+
+def closure(name: str, needs: Callable[[str], Iterable[str]]) -> set[str]:
+    """Everything that `name` needs, directly or by way of others; itself only where it stands in a ring."""
+    found: set[str] = set()
+    open_ = list(needs(name))
+    while open_:
+        each = open_.pop()
+        if each not in found:
+            found.add(each)
+            open_ += needs(each)
+    return found
 
 
 # Checking a declaration: each problem is one sentence
@@ -188,13 +216,26 @@ def _step_problems(workflow: Workflow, step: Step, repeat_of: Callable[[str, str
     reads = repeat is Repeat.READ
     if step.undo is not None and step.cannot_undo:
         yield f"step {step.name!r} has an undo and says that it cannot be undone; one of both is wrong"
-    if workflow.before_pivot(step) and not reads and step.undo is None and not step.cannot_undo:
-        yield (
-            f"step {step.name!r} comes before the pivot and has an effect: give it an undo, or undo=None with the "
-            "reason in cannot_undo"
-        )
+    if not reads:
+        yield from _pivot_problems(workflow, step)
     if step.undo is not None:
         yield from _undo_problems(workflow, step, repeat_of)
+
+
+def _pivot_problems(workflow: Workflow, step: Step) -> Iterator[str]:
+    """Where a step with an effect stands, by what needs what: steps are sent as soon as their needs are met."""
+    if step is workflow.pivot or workflow.after_pivot(step):
+        return
+    before = workflow.before_pivot(step)
+    if before and step.kind is StepKind.RETRYABLE:
+        where = "the pivot waits for it" if workflow.pivot else "no step is the pivot"
+        yield f"step {step.name!r} is retryable, but {where}, so a failure walks back; make it compensable"
+    if step.undo is None and not step.cannot_undo:
+        where = "comes before the pivot" if before else "does not wait for the pivot"
+        yield (
+            f"step {step.name!r} {where} and has an effect: give it an undo, or undo=None with the reason in "
+            f"cannot_undo{'' if before else ', or have it come after the pivot'}"
+        )
 
 
 def _undo_problems(workflow: Workflow, step: Step, repeat_of: Callable[[str, str], Repeat | None]) -> Iterator[str]:

@@ -49,3 +49,18 @@ FORKED = Workflow(
         _step("mail", kind=StepKind.RETRYABLE, undo=False),
     ),
 )
+
+# Papers are printed and posted beside the pivot, whichever comes first.
+ASIDE = Workflow(
+    name="aside",
+    business_object=lambda given: given["order"],
+    shown=("order",),
+    steps=(
+        _step("hotel"),
+        _step("pay", kind=StepKind.PIVOT, undo=False),
+        _step("mail", kind=StepKind.RETRYABLE, undo=False),
+        _step("print", after=()),
+        _step("post", after=("print",)),
+        _step("stamp", after=("post",), undo=False, why="a stamp stays"),
+    ),
+)

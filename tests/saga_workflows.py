@@ -54,6 +54,8 @@ APART = flow(
     Step(name="ship", provider="clerk", action="keyed", request=order, after=("reserve", "charge"),
          kind=StepKind.PIVOT, retry=PATIENT),
 )  # fmt: skip
+# A note is made beside the pivot, whichever comes first.
+ASIDE = flow("aside", reversible("reserve"), SHIP, reversible("note", after=()))
 LASTING = flow(
     "lasting",
     Step(name="stamp", provider="clerk", action="keyed", request=order, cannot_undo="a stamp stays", retry=PATIENT),

@@ -18,7 +18,7 @@ def refund_of(facts):
     }
 
 
-LABEL = Step(name="label", provider="clerk", action="keyed", request=label_of)
+LABEL = Step(name="label", provider="clerk", action="keyed", request=label_of, cannot_undo="a label stays printed")
 REFUND = Step(name="refund", provider="clerk", action="keyed", request=refund_of, kind=StepKind.PIVOT)
 MAIL = Step(name="mail", provider="clerk", action="keyed", request=label_of, kind=StepKind.RETRYABLE)
 
@@ -37,7 +37,13 @@ first = claim(1, LABEL, REFUND)
 second = claim(2, LABEL, REFUND, MAIL)
 READ = Step(name="read", provider="clerk", action="read", request=label_of)
 reading = Workflow(name="reading", steps=(READ, REFUND), business_object=lambda given: given["order"])
-STUCK = Step(name="x", provider="clerk", action="keyed", request=lambda facts: {"a": facts.input["missing"]})
+STUCK = Step(
+    name="x",
+    provider="clerk",
+    action="keyed",
+    request=lambda facts: {"a": facts.input["missing"]},
+    cannot_undo="why not",
+)
 broken = Workflow(name="broken", steps=(STUCK,), business_object=lambda given: given["order"])
 AGREED = Consent(policy="Refunds above 500.00 need one approver.", when=lambda request: request["amount"] > 50_000)
 
@@ -50,5 +56,5 @@ agreed = Workflow(
     name="agreed",
     business_object=lambda given: given["order"],
     shown=("order",),
-    steps=(replace(LABEL, undo=Undo(action="keyed", request=void_of)), replace(REFUND, consent=AGREED)),
+    steps=(replace(LABEL, cannot_undo="", undo=Undo(action="keyed", request=void_of)), replace(REFUND, consent=AGREED)),
 )

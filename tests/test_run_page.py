@@ -177,6 +177,15 @@ def test_steps_that_need_each_other_not_are_drawn_side_by_side(ann, forked):
     assert "after hotel, flight" in saga_of(page)
 
 
+def test_only_what_waits_for_the_pivot_stands_below_its_line(ann, clerk, settings):
+    settings.AFTERCALL_WORKFLOWS = ["tests.run_shapes.ASIDE"]
+    registry.forget()
+    run = runs.start("aside", tenant="t_acme", workflow_id="a-1", input={"order": "1002"}, actor=AGENT)
+    saga = saga_of(ann.get(f"/runs/{run.pk}"))
+    line = saga.index("from here the way is forward only")
+    assert max(saga.index(name) for name in ("hotel", "pay", "print", "post", "stamp")) < line < saga.index("mail")
+
+
 def test_a_decision_shows_its_version_and_shown_fields_and_masks_the_others(ann, forked):
     run_shapes.PROPOSALS[:] = [{"tier": 7}, {"tier": "gold", "card": "4242 4242"}]
     run = runs.advance(trip().pk)

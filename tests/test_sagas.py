@@ -61,6 +61,19 @@ def press(subject: Any, action: str, **inputs: str) -> actions.Answer:
     )
 
 
+def answer_by_step(clerk: Any, monkeypatch: pytest.MonkeyPatch, raised: dict[str, Exception]) -> None:
+    """Have the calls of these steps raise; all others are applied."""
+    plain = clerk.perform
+
+    def perform(call: Any) -> Any:
+        step = Operation.objects.get(key=call.key).step
+        if step in raised:
+            raise raised[step]
+        return plain(call)
+
+    monkeypatch.setattr(clerk, "perform", perform)
+
+
 # The order desk itself, in the sandbox
 
 
@@ -180,6 +193,29 @@ def test_an_effect_that_cannot_be_undone_leaves_the_run_to_a_person(sagas: Any, 
         RunState.COMPENSATING, "undo_incomplete", "stuck: stamp",
     )  # fmt: skip
     assert list(flows.LASTING.cannot_be_undone()) == [("stamp", "a stamp stays")]
+
+
+def test_a_step_beside_the_pivot_that_fails_before_it_walks_back(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_by_step(sagas, monkeypatch, {"note": REFUSED})
+    run = start("aside")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    assert "ship" not in states()
+    assert states()["undo:reserve"] == State.SUCCEEDED
+
+
+def test_a_step_beside_a_pivot_that_is_refused_is_undone_like_those_before_it(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_by_step(sagas, monkeypatch, {"ship": REFUSED})
+    run = start("aside")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    assert {step for step in states() if step.startswith("undo:")} == {"undo:reserve", "undo:note"}
 
 
 def test_after_the_pivot_the_way_is_forward_only(sagas: Any, clock: Any) -> None:
