@@ -38,7 +38,7 @@ from .providers.base import Repeat
 from .reconciler import COMMITS_TOGETHER, spec_or_none
 from .retrying import why_not_retryable
 from .states import RUN_TERMINAL, TERMINAL, State
-from .transition import StaleVersion, TransitionRefused
+from .transition import StaleVersion, TransitionRefused, Waived
 
 __all__ = [
     "Actor", "Answer", "Input", "Permission", "Press", "Preview", "Verdict", "act", "answer_of", "previews",
@@ -132,6 +132,8 @@ def _say_resolve_applied(view: View) -> Say:
 def _say_resolve_not_applied(view: View) -> Say:
     if view.operation.state != State.AMBIGUOUS:
         return False, _NOT_UNKNOWN
+    if view.absence_proven and view.operation.waived:
+        return True, "Absence is proven, and it was undone by hand: becomes failed for good."
     if view.absence_proven:
         return True, "Absence is proven: becomes retryable, and is sent again only when somebody presses retry."
     said = "On your word: becomes failed for good, marked as asserted by you. It is not sent again."
@@ -194,6 +196,8 @@ def _say_withdraw(view: View) -> Say:
 
 def _say_new_intent(view: View) -> Say:
     operation = view.operation
+    if operation.waived:
+        return False, Waived.sentence
     if operation.state != State.FAILED_TERMINAL:
         return False, "Possible once it is proven that this one was not applied and will not be tried."
     if operation.unknown_attempts:

@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from django.db.transaction import atomic
+
+from audit.log import Fact
+
 from . import consent, executor, jobs, limits, reconciler, registry, run_deeds, runs, transition
 from .actors import Actor
 from .deeds import NotAllowed, Pressed, View
 from .models import Approval, Operation, Run
-from .progress import Progress
+from .progress import UNDO, Progress
 from .providers.base import Repeat
 from .retrying import why_not_retryable
 from .second_person import (
@@ -36,6 +40,8 @@ def say_send_again(view: View) -> tuple[bool, str]:
     operation = view.operation
     if operation.state != State.AMBIGUOUS:
         return False, "Its outcome is not unknown; this is for what may or may not have been applied."
+    if operation.waived:
+        return False, transition.Waived.sentence
     if view.spec is None:
         return False, "This deployment has no handler for the action; configure its provider first."
     if operation.sighted:
@@ -130,20 +136,40 @@ def _waive_undo(approval: Approval, actor: Actor) -> str:
     if step not in waivable(run):
         return f"The undo of {step} does not wait for a person any more; nothing was waived."
     used = use(approval, run)
-    transition.transition(
-        run.subject,
-        to=None,
-        version=run.version,
-        patch={
-            "waived": sorted({*run.waived, step}), "escalated_at": None, "escalation_reason": "",
-            "reason_code": "undo_waived",
-        },
-        after={"due_at": 0},
-        guard=("not_held",),
-        consent={"use": used},
-        fact=actor.fact("undo_waived", reason=approval.reason, step=step, **consent.both(used)),
-    )  # fmt: skip
+    fact = actor.fact("undo_waived", reason=approval.reason, step=step, **consent.both(used))
+    with atomic(using=transition.ALIAS):
+        transition.transition(
+            run.subject,
+            to=None,
+            version=run.version,
+            patch={
+                "waived": sorted({*run.waived, step}), "escalated_at": None, "escalation_reason": "",
+                "reason_code": "undo_waived",
+            },
+            after={"due_at": 0},
+            guard=("not_held",),
+            consent={"use": used},
+            fact=fact,
+        )  # fmt: skip
+        _end_undo(run, step, fact)
     return f"The undo of {step} is vouched for by two people; the run goes on."
+
+
+def _end_undo(run: Run, step: str, fact: Fact) -> None:
+    """An undo that was not applied ends with its waiver. One that may have been is left to look-ups; its version rises,
+    so that what is judged of it at this moment is judged anew, by what is known now.
+    """
+    undo = Operation.objects.filter(run=run, step=UNDO + step).order_by("-intent_version").first()
+    if undo is None:
+        return
+    over = undo.state in (State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
+    transition.transition(
+        undo.subject,
+        to=State.FAILED_TERMINAL if over else None,
+        version=undo.version,
+        patch={"reason_code": "undo_waived", **transition.unmarked(undo)} if over else {},
+        fact=fact,
+    )
 
 
 # Undo what a run did, where an action says that no one person does

@@ -154,6 +154,9 @@ def resolve_applied(operation: Operation, press: Pressed, actor: Actor) -> str:
 
 def resolve_not_applied(operation: Operation, press: Pressed, actor: Actor) -> str:
     """Retryable where absence is proven; on a person's word failed for good, and never sent again."""
+    if _viewed(operation).absence_proven and operation.waived:
+        _move(operation, press, actor, to=State.FAILED_TERMINAL, code="resolved_absent", patch={"unknown_attempts": []})
+        return "Recorded as not applied, on proof. It was undone by hand, so it is not sent."
     if _viewed(operation).absence_proven:
         held: dict[str, Any] = {"unknown_attempts": [], "due_at": None, "escalation_reason": "held_for_retry"}
         _move(

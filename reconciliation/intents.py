@@ -103,6 +103,8 @@ def why_not_undoable(operation: Operation) -> str:
     run = operation.run
     if run is not None and run.state not in RUN_TERMINAL:
         return "Its run is still going; cancel the run, or have the whole run compensated."
+    if run is not None and operation.step in run.waived:
+        return "Two people vouched that it was undone by hand; reversing it would undo it twice."
     if Operation.objects.filter(undo_of=operation).exclude(state=State.FAILED_TERMINAL).exists():
         return "An undo of it is on record already."
     return ""

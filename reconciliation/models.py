@@ -251,6 +251,13 @@ class Operation(models.Model):
         """What the provider answered, whole. Never to be shown."""
         return join(self.result_shown, self.result_sealed)
 
+    @property
+    def waived(self) -> bool:
+        """Whether this is an undo that two people vouched for: it counts as done, and is not sent any more."""
+        if self.undo_of_id is None or self.run is None:
+            return False
+        return self.step.removeprefix("undo:") in self.run.waived
+
 
 class Approval(models.Model):
     """A request for one person's consent to one exact action, and what became of it.

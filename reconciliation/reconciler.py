@@ -319,6 +319,8 @@ def _apply(evidence: Evidence, actor: Actor) -> LookedUp:
     judgement = judge_report(evidence) if evidence.report is not None else judge(evidence)
     if judgement.to is State.SUCCEEDED and _was_called_failed(operation):
         judgement = _loud(judgement)
+    if operation.waived:
+        judgement = _after_its_waiver(operation, judgement)
     try:
         moved = _move(evidence, judgement, actor, observed)
     except IntegrityError:
@@ -417,15 +419,26 @@ def _contradiction(evidence: Evidence) -> Judgement:
     judgement = judge_report(evidence) if evidence.report is not None else judge(evidence)
     if judgement.to is not State.SUCCEEDED:
         return to_a_person(evidence, judgement.escalate or "seen_after_all")
-    return _loud(judgement)
+    return _loud(judgement, "undone_twice" if evidence.operation.waived else "applied_after_all")
 
 
-def _loud(judgement: Judgement) -> Judgement:
+def _loud(judgement: Judgement, why: str = "applied_after_all") -> Judgement:
     """It succeeds, and a person is called: others went by its failure, its run among them."""
-    patch = {k: v for k, v in judgement.patch.items() if k != "escalated_at"} | {
-        "escalation_reason": "applied_after_all"
-    }
-    return replace(judgement, reason_code="applied_after_all", patch=patch, after={"escalated_at": 0})
+    patch = {k: v for k, v in judgement.patch.items() if k != "escalated_at"} | {"escalation_reason": why}
+    return replace(judgement, reason_code=why, patch=patch, after={"escalated_at": 0})
+
+
+def _after_its_waiver(operation: Operation, judgement: Judgement) -> Judgement:
+    """Two people vouched that this undo was done by hand: where it was applied it was done twice, and where it was not
+    it is over. Nothing of it is sent any more.
+    """
+    if judgement.to is State.SUCCEEDED:
+        return _loud(judgement, "undone_twice")
+    if judgement.to is not State.FAILED_RETRYABLE:
+        return replace(judgement, repeat=False)
+    kept = {name: value for name, value in judgement.patch.items() if name not in ("escalated_at", "escalation_reason")}
+    patch = {**kept, **transition.unmarked(operation), "reason_code": "undo_waived", "due_at": None}
+    return replace(judgement, to=State.FAILED_TERMINAL, reason_code="undo_waived", escalate="", patch=patch, after={})
 
 
 def _was_called_failed(operation: Operation) -> bool:

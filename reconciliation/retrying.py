@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import executor, reconciler, runs
+from . import executor, reconciler, runs, transition
 from .actors import SYSTEM, Actor
 from .claims import Held
 from .models import Operation
@@ -45,6 +45,8 @@ def why_not_retryable(operation: Operation) -> str:
     """Empty where a retry with the same key is allowed by what is known; else why not, and what would allow it."""
     if operation.shredded_at is not None:
         return "Its request was shredded, so there is nothing left to send; a new intent is needed."
+    if operation.waived and operation.state not in (State.PENDING, State.SUCCEEDED):
+        return transition.Waived.sentence
     if operation.state in (State.READY, State.FAILED_RETRYABLE):
         return _SEEN if operation.sighted else ""
     if operation.state != State.AMBIGUOUS:

@@ -54,10 +54,12 @@ def handle(pk: int) -> None:
         if looked.judgement is not None and looked.judgement.repeat:
             _repeat(looked.operation)
     elif operation.escalated_at is None and state in (State.READY, State.FAILED_RETRYABLE):
-        if operation.run_id is None or _single_undo(operation):
+        if operation.waived:
+            _give_up(operation, "undo_waived")
+        elif operation.run_id is None or _single_undo(operation):
             _retry(operation)
         elif runs.advance(operation.run_id).state in RUN_TERMINAL:  # its run claims it, under the run's lease
-            _give_up(operation)
+            _give_up(operation, "run_ended")
 
 
 def _single_undo(operation: Operation) -> bool:
@@ -65,14 +67,14 @@ def _single_undo(operation: Operation) -> bool:
     return operation.undo_of_id is not None and operation.run is not None and operation.run.state in RUN_TERMINAL
 
 
-def _give_up(operation: Operation) -> None:
-    """Its run has ended and sends nothing more; that no attempt was applied is proven."""
+def _give_up(operation: Operation, code: str) -> None:
+    """Nothing sends it any more, and that no attempt was applied is proven."""
     transition.transition(
         operation.subject,
         to=State.FAILED_TERMINAL,
         version=operation.version,
-        patch={"reason_code": "run_ended"},
-        fact=SYSTEM.fact("run_ended"),
+        patch={"reason_code": code},
+        fact=SYSTEM.fact(code),
     )
 
 

@@ -163,6 +163,13 @@ class Shredded(TransitionRefused):
     )
 
 
+class Waived(TransitionRefused):
+    verdict, sentence = (
+        "waived",
+        "Two people vouched that this was undone by hand; sending it would undo it twice.",
+    )
+
+
 class Pruned(TransitionRefused):
     verdict, sentence = "pruned", "It was settled and pruned; what it came to is on record, and it is not done again."
 
@@ -208,7 +215,7 @@ REFUSALS: dict[str, type[TransitionRefused]] = {
         Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, NewerSent, ReportedApplied, RunNotHeld,
         StepUnknown, LockHeld, NotApproved, ApprovalPastUseBy, ApprovalUsed, ApprovalOfAnother, ApprovalExpired,
         OwnRequest, NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting, Shredded, Pruned, TooOld,
-        Limited, TransactionLeft,
+        Limited, TransactionLeft, Waived,
     )
 }  # fmt: skip
 

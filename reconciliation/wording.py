@@ -129,6 +129,8 @@ REASONS: dict[str, str] = {
     "no_conclusive_answer": "no look-up gave a conclusive answer in time",
     "nothing_can_find_out": "this provider offers no way to find out",
     "applied_after_all": "proof came that it was applied after all",
+    "undone_twice": "it was applied, and two people vouch that the undo was done by hand as well",
+    "waived": "refused: two people vouch that it was undone by hand",
     "unknown_after_all": "its worker came back after absence was proven, and does not know whether it was applied",
     "no_handler": "this deployment has no handler for it",
     "seen_after_all": "seen at the provider although it was called not applied",

@@ -75,6 +75,12 @@ RETURNS boolean LANGUAGE sql IMMUTABLE SET search_path = public, pg_temp AS $$
     END, false);
 $$;
 
+-- Whether two people vouched for this undo: it counts as done, and is neither sent nor asked for any more.
+CREATE OR REPLACE FUNCTION ledger_waived(p_run reconciliation_run, p_step text)
+RETURNS boolean LANGUAGE sql IMMUTABLE SET search_path = public, pg_temp AS $$
+    SELECT substr(p_step, 6) = ANY (p_run.waived);  -- after "undo:"
+$$;
+
 -- Journal alone: what was observed, where nothing is decided by it.
 CREATE OR REPLACE FUNCTION ledger_note(p_operation bigint, p_run bigint, p_entries jsonb, p_due_now boolean)
 RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -432,6 +438,12 @@ BEGIN
             detail := coalesce(v_run.state, 'none');
             RETURN;
         END IF;
+        IF v_new.undo_of_id IS NOT NULL AND ledger_waived(v_run, v_new.step) THEN
+            verdict := 'waived';
+            id := v_new.undo_of_id;
+            at := aftercall_now();
+            RETURN;
+        END IF;
         PERFORM 1 FROM reconciliation_operation o WHERE o.id = v_new.undo_of_id FOR KEY SHARE;
         IF v_new.undo_of_id IS NOT NULL AND NOT FOUND OR v_new.run_id IS DISTINCT FROM v_run.id THEN
             RAISE EXCEPTION 'There is no run % or no operation % for a new operation to refer to.', v_new.run_id,
@@ -564,6 +576,7 @@ BEGIN
         verdict := coalesce(verdict, CASE
             WHEN 'due' = ANY (p_guard) AND v_old.not_before > v_now THEN 'not_due'
             WHEN p_to = 'pending' AND v_old.shredded_at IS NOT NULL THEN 'shredded'
+            WHEN p_to = 'pending' AND v_old.undo_of_id IS NOT NULL AND ledger_waived(v_run, v_old.step) THEN 'waived'
         END);
         IF verdict IS NULL AND (p_to = 'pending' OR 'unreported' = ANY (p_guard)) AND ledger_applied_reported(p_id) THEN
             verdict := 'reported_applied';

@@ -1,0 +1,165 @@
+"""An undo that two people vouch for is done: nothing sends it again, and what shows that it was sent is told aloud."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reconciliation import actions, intents, registry, transition
+from reconciliation.actions import Verdict
+from reconciliation.models import Approval, Operation, Run
+from reconciliation.providers.base import OutcomeUnknown
+from reconciliation.states import RunState, State
+from reconciliation.workflows import Step, Undo, Workflow
+from tests import saga_workflows as flows
+from tests.scripted import absent, applied, found, row
+from tests.test_approvals import ANN, BECAUSE, CLEO, ROOT, do, press
+from tests.test_reconcile import report
+from tests.test_sagas import DOWN, REFUSED, settle, start
+
+LOST = OutcomeUnknown("no answer came")
+
+
+def _reversed_by(action: str, *, provider: str = "clerk") -> Workflow:
+    undo = Undo(action=action, provider=provider, request=flows.undone, retry=flows.PATIENT)
+    reserve = Step(name="reserve", provider="clerk", action="keyed", request=flows.order, undo=undo)
+    return flows.flow(f"by_{provider}_{action}", reserve, flows.SHIP)
+
+
+LISTED, BLIND, KEYED = _reversed_by("lookup"), _reversed_by("none", provider="blind"), _reversed_by("keyed")
+
+
+@pytest.fixture
+def sagas(clerk: Any, settings: Any) -> Any:
+    settings.AFTERCALL_WORKFLOWS = [f"tests.test_waivers.{name}" for name in ("LISTED", "BLIND", "KEYED")]
+    registry.forget()
+    return clerk
+
+
+def stuck(sagas: Any, clock: Any, name: str, *answers: Any) -> tuple[Run, Operation]:
+    """A run that walks back and is stuck at the undo of its one step, which got these answers."""
+    sagas.answers(applied("r-1"), REFUSED, *answers)
+    run = start(name)
+    settle(clock, seconds=120)
+    run.refresh_from_db()
+    assert (run.state, run.escalation_reason) == (RunState.COMPENSATING, "undo_incomplete")
+    return run, Operation.objects.get(step="undo:reserve")
+
+
+def waive(run: Run, clock: Any) -> Run:
+    do(run, "waive_undo", ANN, step="reserve")
+    answer = press("approve", Approval.objects.get(action="waive_undo"), CLEO)
+    assert "vouched for by two people" in answer.message
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    return run
+
+
+def offered(subject: Any, action: str) -> tuple[bool, str]:
+    fresh = type(subject).objects.get(pk=subject.pk)
+    shown = next(p for p in actions.previews(fresh, actor=ROOT) if p.action == action)
+    return shown.allowed, shown.why
+
+
+def test_an_unknown_undo_that_is_proven_absent_after_its_waiver_is_not_sent(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_clerk_lookup", LOST)
+    assert (undo.state, undo.escalation_reason) == (State.AMBIGUOUS, "no_conclusive_answer")
+    waive(run, clock)
+    sent = len(sagas.calls)
+    sagas.sees(absent())
+    for _ in range(2):
+        clock.advance(120)
+        do(undo, "look_up", ANN)
+    settle(clock)
+    after = row(undo.pk)
+    assert (after.state, after.reason_code, after.escalated_at) == (State.FAILED_TERMINAL, "undo_waived", None)
+    assert len(sagas.calls) == sent, "it was undone by hand"
+
+
+def test_a_late_report_of_a_refusal_sends_no_waived_undo(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_blind_none", LOST)
+    assert undo.escalation_reason == "nothing_can_find_out"
+    waive(run, clock)
+    sent = len(sagas.calls)
+    report(undo.pk, 1, error_class="unavailable")
+    settle(clock)
+    assert (row(undo.pk).state, len(sagas.calls)) == (State.FAILED_TERMINAL, sent)
+
+
+def test_a_waiver_ends_an_undo_that_was_not_applied_and_nobody_retries_it(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_clerk_keyed", DOWN, DOWN, DOWN)
+    assert (undo.state, undo.escalation_reason) == (State.FAILED_RETRYABLE, "budget_spent")
+    waive(run, clock)
+    after = row(undo.pk)
+    assert (after.state, after.reason_code, after.escalated_at) == (State.FAILED_TERMINAL, "undo_waived", None)
+    for action in ("retry", "new_intent"):
+        assert not offered(undo, action)[0]
+        assert do(undo, action, ROOT).verdict is Verdict.REFUSED
+    assert "undone by hand" in offered(undo, "new_intent")[1]
+
+
+def test_what_was_undone_by_hand_is_not_reversed_on_its_own_page_either(sagas, clock):
+    run, _ = stuck(sagas, clock, "by_clerk_keyed", DOWN, DOWN, DOWN)
+    waive(run, clock)
+    done = Operation.objects.get(step="reserve")
+    sagas.sees(found(done.provider_operation_id))
+    sent = len(sagas.calls)
+    allowed, why = offered(done, "compensate")
+    assert (allowed, "undone by hand" in why) == (False, True)
+    assert do(done, "compensate", ROOT).verdict is Verdict.REFUSED
+    assert len(sagas.calls) == sent
+
+
+def test_an_unknown_undo_that_was_waived_is_not_sent_again_by_two_people(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_blind_none", LOST)
+    assert offered(undo, "send_again")[0]
+    waive(run, clock)
+    assert "undone by hand" in offered(undo, "send_again")[1]
+    assert do(undo, "send_again", ANN).verdict is Verdict.REFUSED
+
+
+def test_a_waived_undo_that_is_found_after_all_is_told_aloud(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_clerk_lookup", LOST)
+    waive(run, clock)
+    sagas.sees(found("u-1"))
+    do(undo, "look_up", ANN)
+    after = row(undo.pk)
+    assert (after.state, after.escalation_reason) == (State.SUCCEEDED, "undone_twice")
+
+
+def test_an_ended_waived_undo_that_is_found_after_all_is_told_aloud_too(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_clerk_keyed", DOWN, DOWN, DOWN)
+    waive(run, clock)
+    sagas.sees(found("u-1"))
+    do(undo, "look_up", ANN)
+    after = row(undo.pk)
+    assert (after.state, after.escalation_reason) == (State.SUCCEEDED, "undone_twice")
+
+
+def test_a_waived_undo_that_a_person_calls_not_applied_is_over(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_clerk_lookup", LOST)
+    waive(run, clock)
+    sagas.sees(absent())
+    clock.advance(120)
+    do(undo, "look_up", ANN)
+    assert row(undo.pk).state == State.AMBIGUOUS
+    assert do(undo, "resolve_not_applied", ANN).verdict is Verdict.DONE
+    assert (row(undo.pk).state, row(undo.pk).escalated_at) == (State.FAILED_TERMINAL, None)
+
+
+def test_the_database_itself_sends_no_waived_undo(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_blind_none", LOST)
+    waive(run, clock)
+    with pytest.raises(transition.Waived):
+        transition.transition(
+            undo.subject, to=State.PENDING, version=row(undo.pk).version, fact=ROOT.fact("retry_requested")
+        )
+
+
+def test_the_database_takes_no_new_intent_of_a_waived_undo(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_clerk_keyed", DOWN, DOWN, DOWN)
+    waive(run, clock)
+    with pytest.raises(transition.Waived):
+        intents.next_version(row(undo.pk), actor=ROOT, reason=BECAUSE)
