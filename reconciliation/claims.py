@@ -25,7 +25,7 @@ from . import consent, fence, here, keys, policy, registry, sealing, transition,
 from .actors import Actor
 from .anchor import AnchorUnreadable
 from .keys import Identity, InvalidField
-from .models import Approval, Operation
+from .models import Approval, JournalEntry, Operation
 from .policy import RetryPolicy
 from .providers.base import ActionSpec, Call, Json, Provider, Repeat
 from .states import Kind, State, Subject
@@ -110,6 +110,7 @@ class Claim:
     same_key_until: datetime | None
     provider_operation_id: str = ""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    tried_since: datetime | None = None  # when it was first claimed, where its policy asks for that
     spent_is_final: bool = True
     cost: int = 0  # minor units, of the attempts before this one
     agreed: Approval | None = None  # the consent under which it is sent, where it needs one
@@ -117,8 +118,8 @@ class Claim:
 
     @property
     def elapsed(self) -> float:
-        """Seconds from the first send to this claim."""
-        return (self.at - self.first_sent_at).total_seconds() if self.first_sent_at else 0.0
+        """Seconds from the first claim to this one, where its policy asks for that."""
+        return (self.at - self.tried_since).total_seconds() if self.tried_since else 0.0
 
     def call(self) -> Call:
         """What the adapter gets."""
@@ -290,6 +291,8 @@ def claim_again(
     on_record()
     spec = registry.spec(operation.provider, operation.action)
     request = operation.request  # opened before the claim: what cannot be read must not cost an attempt
+    retry = RetryPolicy.read(operation.retry_policy, spec)
+    since = tried_since(operation, retry)
     nonce, started = uuid4(), policy.boot_seconds()
     attempt, generation = operation.attempts + 1, operation.generation + 1
     columns, after = _lease(spec, attempt=attempt, generation=generation, nonce=nonce)
@@ -330,12 +333,24 @@ def claim_again(
         first_sent_at=operation.first_sent_at,
         same_key_until=operation.same_key_until,
         provider_operation_id=operation.provider_operation_id,
-        retry=RetryPolicy.read(operation.retry_policy, spec),
+        retry=retry,
+        tried_since=since,
         spent_is_final=operation.spent_is_final,
         cost=operation.cost_minor,
         agreed=consent.newest(operation) if operation.consent else None,
         held=held,
     )
+
+
+def tried_since(operation: Operation, retry: RetryPolicy) -> datetime | None:
+    """When it was first claimed; None where nothing was, or where its policy does not ask for that.
+
+    Not `first_sent_at`: that is when the provider's memory of the key began, and a refused connection begins none.
+    """
+    if retry.max_elapsed is None or operation.attempts == 0:
+        return None
+    starts = JournalEntry.objects.filter(operation=operation, kind="attempt_started").order_by("id")
+    return starts.values_list("at", flat=True).first() or operation.first_sent_at
 
 
 def _why_again(actor: Actor, use: Mapping[str, Any] | None, attempt: int) -> str:

@@ -17,7 +17,7 @@ from django.db import DatabaseError, IntegrityError, ProgrammingError, connectio
 
 from . import policy, settlement, settling, storable, transition
 from .actors import SYSTEM
-from .claims import DATABASE_ERRORS, Claim
+from .claims import DATABASE_ERRORS, Claim, tried_since
 from .models import JournalEntry, Operation
 from .outcomes import Disposition, Outcome, stored_outcome
 from .policy import RetryPolicy
@@ -214,7 +214,8 @@ class _Lost:
 
     @classmethod
     def of(cls, operation: Operation, spec: ActionSpec) -> _Lost:
-        since = operation.first_sent_at
+        retry = RetryPolicy.read(operation.retry_policy, spec)
+        since = tried_since(operation, retry)
         return cls(
             spec=spec,
             attempt=operation.attempts,
@@ -222,8 +223,8 @@ class _Lost:
             unknown=tuple(operation.unknown_attempts),
             identical_replays=operation.identical_replays,
             last_error=operation.error_class,
-            first_sent_at=since,
-            retry=RetryPolicy.read(operation.retry_policy, spec),
+            first_sent_at=operation.first_sent_at,
+            retry=retry,
             spent_is_final=operation.spent_is_final,
             elapsed=(transition.database_now() - since).total_seconds() if since else 0.0,
             cost=operation.cost_minor,

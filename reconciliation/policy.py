@@ -90,7 +90,7 @@ _NAMES: tuple[tuple[type[base.ProviderError], ErrorClass], ...] = (
 class RetryPolicy:
     """How often, how long and at what cost one step is tried. It is stored with the operation, as data.
 
-    Times are in seconds, spend in minor units of `Receipt.cost`. `intervals` name the first waits exactly; after them
+    Times are in seconds, spend in minor units of `cost`. `intervals` name the first waits exactly; after them
     the wait grows by `factor` up to `longest`, less a random part of up to `jitter` of it.
     """
 
@@ -99,7 +99,7 @@ class RetryPolicy:
     factor: float = 2.0
     longest: float | None = None  # defaults to AFTERCALL_BACK_OFF_CAP
     jitter: float = 0.5
-    max_elapsed: float | None = None  # since the first send
+    max_elapsed: float | None = None  # since the first claim
     max_spend: int | None = None
     never: frozenset[ErrorClass] = frozenset()  # classes that fail at once although the table would retry them
 

@@ -343,18 +343,39 @@ def _keep(evidence: Evidence, observed: Observed) -> None:
 def _move(evidence: Evidence, judgement: Judgement, actor: Actor, observed: Observed) -> bool:
     operation, finding = evidence.operation, evidence.finding
     sighted = operation.sighted or finding.verdict in SIGHTINGS
+    # What is another operation's effect was paid for there.
+    cost = 0 if judgement.reason_code == "effect_claimed_elsewhere" else _not_counted_yet(operation, finding)
     transition.transition(
         operation.subject,
         to=judgement.to,
         version=operation.version,
         # A report that it was applied may have come in since the reports were read; it must not be called failed then.
         guard=("unreported",) if judgement.to is State.FAILED_TERMINAL else (),
-        patch={"look_ups": operation.look_ups + 1, "sighted": sighted, **judgement.patch},
+        patch={"look_ups": operation.look_ups + 1, "sighted": sighted, **judgement.patch, "cost": cost},
         after=judgement.after,
         observed=[observed],
         fact=_fact(evidence, judgement, actor, observed),
     )
     return judgement.to is not None
+
+
+def _not_counted_yet(operation: Operation, finding: Finding) -> int:
+    """What the seen effect cost, where neither the answer to the attempt that made it nor a look-up before told that.
+
+    An answer without an id may be about this effect, unless its attempt is known not to have been applied.
+    """
+    if not finding.cost or finding.verdict not in SIGHTINGS:
+        return 0
+    unknown = set(operation.unknown_attempts or range(1, operation.attempts + 1))
+    for entry in JournalEntry.objects.filter(
+        operation=operation, kind__in=("receipt", "no_answer", "late_report", "finding")
+    ):
+        data = json.loads(entry.data)
+        told = data.get("provider_operation_id") or ""
+        same = told == (finding.provider_operation_id or "") or (not told and entry.attempt in unknown)
+        if data.get("cost") and same and data.get("error_class") not in NOT_APPLIED:
+            return 0
+    return finding.cost
 
 
 def _fact(evidence: Evidence, judgement: Judgement, actor: Actor, observed: Observed) -> Fact:
@@ -384,6 +405,7 @@ def _observed(evidence: Evidence, actor: Actor) -> Observed:
             "complete": finding.complete,
             "candidates": candidates,
             "note": excerpt(finding.note, known=_hidden(evidence.operation, spec)),
+            "cost": finding.cost,
             "from_report": evidence.report is not None,
         },
         sealed=sealed,

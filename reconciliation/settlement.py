@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
-from . import policy, sealing
+from . import policy, sealing, storable
 from .policy import ErrorClass, Next, RetryPolicy
 from .providers.base import ActionSpec, Json, OutcomeUnknown, ProviderError, Receipt, compare
 from .scrub import excerpt
@@ -63,10 +63,20 @@ class Judged:
 
 
 def judge(attempt: Attempt, answer: Receipt | BaseException) -> Judged:
-    """What the answer means. A BaseException is an answer too: what no rule names is unknown."""
-    if isinstance(answer, Receipt):
-        return _judge_receipt(attempt, answer)
-    return _judge_error(attempt, answer)
+    """What the answer means. A BaseException is an answer too: what no rule names is unknown.
+
+    What it cost is in the patch whatever it means, as what is to be added to the cost of the other attempts.
+    """
+    judged = _judge_receipt(attempt, answer) if isinstance(answer, Receipt) else _judge_error(attempt, answer)
+    return _costing(judged, _cost(answer))
+
+
+def _cost(answer: Receipt | BaseException) -> int:
+    return storable.cost(getattr(answer, "cost", 0))
+
+
+def _costing(judged: Judged, cost: int) -> Judged:
+    return replace(judged, patch={**judged.patch, "cost": cost}) if cost else judged
 
 
 def unreadable(attempt: Attempt) -> Judged:
@@ -127,7 +137,6 @@ def _judge_receipt(attempt: Attempt, receipt: Receipt) -> Judged:
             "effect_id": _id(receipt) if attempt.spec.id_names_effect else "",
             "result_shown": shown,
             "result_sealed": sealed,
-            "cost_minor": attempt.cost + receipt.cost,
             "reason_code": "receipt",
             "error_class": "",
         },
@@ -158,13 +167,14 @@ def _receipt_observed(attempt: Attempt, receipt: Receipt, compared: Mapping[str,
 
 def belongs_to_another(attempt: Attempt, judged: Judged) -> Judged:
     """The provider's id is already the proof of another operation: it proves nothing here."""
-    return _escalated(attempt, judged.observed, reason="effect_claimed_elsewhere", extra={"sighted": True})
+    marked = _escalated(attempt, judged.observed, reason="effect_claimed_elsewhere", extra={"sighted": True})
+    return _costing(marked, judged.patch.get("cost", 0))
 
 
 def contradicted(attempt: Attempt, judged: Judged) -> Judged:
     """This attempt was not applied, but an earlier one was reported as applied: looked at again, at once."""
     plain = _unknown(attempt, judged.observed, reason_code="reported_applied", mine=False)
-    return replace(plain, after={**plain.after, "due_at": 0})
+    return _costing(replace(plain, after={**plain.after, "due_at": 0}), judged.patch.get("cost", 0))
 
 
 # Errors
@@ -197,6 +207,7 @@ def _error_observed(attempt: Attempt, error: BaseException, error_class: ErrorCl
             "excerpt": excerpt(named.excerpt, known=hidden) if named else "",
             "request_id": excerpt(named.request_id, known=hidden) if named else "",
             "replayed": bool(named and named.replayed),
+            "cost": _cost(error),
         },
     )
 
@@ -214,7 +225,7 @@ def _judge_clean(attempt: Attempt, observed: Observed, error: BaseException, err
         )  # fmt: skip
     if decision is Next.FAIL or error_class in attempt.retry.never:
         return Judged(to=State.FAILED_TERMINAL, reason_code=str(error_class), observed=observed, patch=facts)
-    spent = attempt.retry.spent(attempt=attempt.attempt, elapsed=attempt.elapsed, spend=attempt.cost)
+    spent = attempt.retry.spent(attempt=attempt.attempt, elapsed=attempt.elapsed, spend=attempt.cost + _cost(error))
     if spent:
         return _judge_spent(attempt, observed, {**facts, "reason_code": spent}, error_class)
     wait = attempt.retry.wait(attempt.attempt, retry_after=getattr(error, "retry_after", None))

@@ -24,7 +24,7 @@ def receipt(answer: Receipt) -> Receipt:
         provider_operation_id=_id(answer.provider_operation_id),
         result=_members(answer.result),
         observed=_members(answer.observed),
-        cost=answer.cost if isinstance(answer.cost, int) and abs(answer.cost) < 2**63 else 0,
+        cost=cost(answer.cost),
         replayed=answer.replayed,
     )
 
@@ -37,7 +37,13 @@ def finding(seen: Finding) -> Finding:
         observed=_members(seen.observed),
         candidates=tuple(_members(candidate) for candidate in seen.candidates),
         note=_text(seen.note),
+        cost=cost(seen.cost),
     )
+
+
+def cost(said: Any) -> int:
+    """Minor units; what is no whole number, or more than any reader keeps, is none."""
+    return said if type(said) is int and abs(said) <= EXACT else 0
 
 
 def _id(value: Any) -> str | None:

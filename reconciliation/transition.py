@@ -308,10 +308,10 @@ def transition(
     """Move `subject` to state `to` (None keeps the state and changes the mark or a due time).
 
     Exactly one of `version` (compare-and-set) and `generation` with a guard `held` or `lease_live` (fence) must be
-    given. `patch` sets columns to values, `after` to seconds from the database's now, `once` the same for columns that
-    are still null. `consent` holds under "ask" the request for consent that goes with a move to `awaiting_approval`, or
-    under "use" the approval of an operator action that this move uses up. Raises a TransitionRefused that names from,
-    to and id; nothing is written then.
+    given. `patch` sets columns to values (and its `cost` is added to what an operation has cost), `after` to seconds
+    from the database's now, `once` the same for columns that are still null. `consent` holds under "ask" the request
+    for consent that goes with a move to `awaiting_approval`, or under "use" the approval of an operator action that
+    this move uses up. Raises a TransitionRefused that names from, to and id; nothing is written then.
     """
     if version is None and not (generation is not None and {"held", "lease_live"} & set(guard)):
         raise ValueError("a transition needs the version it was decided on, or the generation that it is fenced by")

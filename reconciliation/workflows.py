@@ -109,7 +109,7 @@ class Workflow:
     shown: tuple[str, ...] = field(default=())  # input fields that may be seen; all others are encrypted
     lock: Callable[[Json], str] | None = None  # one run at a time for what this names; an unknown operation keeps it
     max_elapsed: timedelta | None = None
-    max_spend: int | None = None  # minor units of Receipt.cost, over all steps
+    max_spend: int | None = None  # minor units of `cost`, over all steps
     max_replans: int = 3  # fresh decisions, each with a reason
 
     def step(self, name: str) -> Step | Choice:

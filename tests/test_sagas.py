@@ -469,3 +469,13 @@ def test_a_broken_declaration_is_a_system_check_error(sagas: Any) -> None:
 def _allowed(run: Run) -> list[tuple[str, bool]]:
     fresh = Run.objects.get(pk=run.pk)
     return [(preview.action, preview.allowed) for preview in actions.previews(fresh, actor=OLGA)]
+
+
+def test_what_a_lost_answer_turns_out_to_have_cost_counts_towards_the_runs_cap(sagas: Any, clock: Any) -> None:
+    sagas.answers(LOST)
+    sagas.sees(replace(found("r-1", order="1002", amount=4200), cost=100))
+    run = start("capped")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.escalation_reason == "run_spend_cap"
+    assert states() == {"reserve": State.SUCCEEDED}

@@ -128,7 +128,7 @@ class Receipt:
     provider_operation_id: str | None = None
     result: Json = field(default_factory=dict)
     observed: Json = field(default_factory=dict)
-    cost: int = 0  # minor units
+    cost: int = 0  # minor units; what was accepted counts as well
     replayed: bool = False
 
 
@@ -144,13 +144,15 @@ class Finding:
     complete: bool = False  # read to its end
     candidates: tuple[Json, ...] = ()
     note: str = ""
+    cost: int = 0  # minor units that what it saw has cost, where it shows that; counted once for one effect
 
 
 class ProviderError(Exception):
     """Base of what an adapter may raise. `status` is the HTTP status where there was one; `excerpt` is untrusted.
 
     `replayed` says that the provider marked the answer as a stored one, `retry_after` after how many seconds it wants
-    to hear from us again, where it said so in a form that can be read.
+    to hear from us again, where it said so in a form that can be read, `cost` what the call cost all the same, in minor
+    units.
     """
 
     def __init__(
@@ -162,10 +164,12 @@ class ProviderError(Exception):
         request_id: str = "",
         replayed: bool = False,
         retry_after: float | None = None,
+        cost: int = 0,
     ) -> None:
         super().__init__(sentence)
         self.sentence, self.status, self.excerpt = sentence, status, excerpt
-        self.request_id, self.replayed, self.retry_after = request_id, replayed, retry_after
+        self.request_id, self.replayed = request_id, replayed
+        self.retry_after, self.cost = retry_after, cost
 
 
 class NotSent(ProviderError):

@@ -109,6 +109,16 @@ BEGIN
             OR state = 'failed_retryable' AND (p_entries->0->>'data')::jsonb->>'status' = 'applied'
             OR state IN ('failed_terminal', 'terminated')
                AND ledger_may_be_applied((p_entries->0->>'data')::jsonb));
+        -- What the attempt cost is known from now on, whatever comes of the report; but a report may come twice, or after
+        -- a settlement that had landed although its COMMIT errored.
+        UPDATE reconciliation_operation o
+           SET cost_minor = o.cost_minor + coalesce(((p_entries->0->>'data')::jsonb->>'cost')::bigint, 0)
+         WHERE o.id = p_operation AND coalesce((p_entries->0->>'data')::jsonb->>'cost', '0') <> '0'
+           AND NOT EXISTS (
+            SELECT 1 FROM reconciliation_journalentry j
+             WHERE j.operation_id = p_operation AND j.attempt = (p_entries->0->>'attempt')::int
+               AND j.kind IN ('receipt', 'no_answer', 'not_applied', 'late_report')
+               AND coalesce(j.data::jsonb->>'cost', '0') <> '0');
     END IF;
     v_now := aftercall_now();
     IF EXISTS (SELECT 1 FROM reconciliation_tombstone t WHERE t.kind = 'operation' AND t.subject_id = p_operation) THEN
@@ -527,6 +537,7 @@ END $$;
 --   no_newer      no newer operation with this action on this business object was sent
 --   unreported    no late report says that it was applied
 --   held          p_generation is the current one and the state is pending, whatever the lease's clock says
+-- p_patch holds columns, and "cost": minor units that are added to what the other attempts have cost.
 -- p_consent: "ask" is the request for consent that goes with a move to awaiting_approval, "use" names the approval of an
 -- operator action that this move uses up. What needs a consent is claimed with one that holds now, or not at all.
 CREATE OR REPLACE FUNCTION ledger_move_operation(
@@ -630,6 +641,8 @@ BEGIN
     v_new.state := coalesce(p_to, v_old.state);
     v_new.version := v_old.version + 1;
     v_new.updated_at := v_now;
+    -- Added here and not by who judged: a late report may have told the cost of another attempt meanwhile.
+    v_new.cost_minor := v_old.cost_minor + coalesce((p_patch->>'cost')::bigint, 0);
     IF v_new.state <> 'pending' THEN
         v_new.lease_until := NULL;
         v_new.claim_nonce := NULL;
