@@ -40,7 +40,7 @@ class Undo:
     """How the effect of a step is reversed: a new operation, never a rollback.
 
     `request` is given the facts of the run and the result of the step. `after` names steps whose own undo must be done
-    first; without it the reverse of the declared order holds.
+    first; without it the reverse of the declared order holds, past steps that cannot be undone.
     """
 
     action: str
@@ -152,11 +152,16 @@ class Workflow:
         return pivot is not None and pivot.name in self.all_needs(step)
 
     def undo_needs(self, step: Step) -> tuple[str, ...]:
-        """Steps whose undo must be done before that of `step`: as it declares, or all later ones."""
-        if step.undo is not None and step.undo.after is not None:
+        """Steps whose undo must be done before that of `step`: as it declares, or all later ones that have one.
+
+        What cannot be undone holds back nothing but what names it: no order would bring its undo about.
+        """
+        if step.undo is None:
+            return ()
+        if step.undo.after is not None:
             return step.undo.after
         place = self.steps.index(step)
-        return tuple(later.name for later in self.effects if self.steps.index(later) > place)
+        return tuple(each.name for each in self.effects if each.undo and self.steps.index(each) > place)
 
     def cannot_be_undone(self) -> Iterator[tuple[str, str]]:
         """(step, reason) of what a run of this workflow cannot take back, for people to read before it starts."""

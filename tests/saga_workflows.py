@@ -61,6 +61,9 @@ LASTING = flow(
     Step(name="stamp", provider="clerk", action="keyed", request=order, cannot_undo="a stamp stays", retry=PATIENT),
     SHIP,
 )
+STAMP = Step(name="stamp", provider="clerk", action="keyed", request=order, cannot_undo="a stamp stays", retry=PATIENT)
+STAMPED = flow("stamped", reversible("reserve"), reversible("charge"), STAMP, SHIP)
+STAMP_FIRST = flow("stamp_first", reversible("reserve"), reversible("charge", undo_after=("stamp",)), STAMP, SHIP)
 DECIDED = flow(
     "decided",
     Choice(name="plan", choose=propose, schema=Plan, shown=("amount",), proposals=2),

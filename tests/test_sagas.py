@@ -16,6 +16,7 @@ from reconciliation.models import Chosen, Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
 from reconciliation.states import RunState, State
 from reconciliation.workflows import Workflow, problems
+from tests import cast
 from tests import saga_workflows as flows
 from tests.ledger import changes_without_audit
 from tests.scripted import AGENT, OLGA, absent, applied, found
@@ -193,6 +194,29 @@ def test_an_effect_that_cannot_be_undone_leaves_the_run_to_a_person(sagas: Any, 
         RunState.COMPENSATING, "undo_incomplete", "stuck: stamp",
     )  # fmt: skip
     assert list(flows.LASTING.cannot_be_undone()) == [("stamp", "a stamp stays")]
+
+
+def test_what_cannot_be_undone_does_not_keep_earlier_steps_from_being_undone(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), applied("s-1"), REFUSED)
+    run = start("stamped")
+    settle(clock)
+    run.refresh_from_db()
+    assert [call.request.get("id") for call in sagas.calls[4:]] == ["c-1", "r-1"]
+    assert (run.state, run.escalation_reason) == (RunState.COMPENSATING, "undo_incomplete")
+    assert run.waiting_for == "stuck: stamp"
+
+
+def test_an_undo_that_names_what_cannot_be_undone_waits_for_a_person(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), applied("s-1"), REFUSED)
+    run = start("stamp_first")
+    settle(clock)
+    run.refresh_from_db()
+    assert not [step for step in states() if step.startswith("undo:")]
+    assert run.waiting_for == "stuck: stamp; waiting: charge, reserve"
+    cast.run_stands(run, None, waived=["stamp"], escalated_at=None, escalation_reason="")
+    runs.advance(run.pk)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
 
 
 def test_a_step_beside_the_pivot_that_fails_before_it_walks_back(
