@@ -16,7 +16,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import Q
 
-from . import consent, pressing, second_person, transition
+from . import consent, pressing, second_person, transition, wording
 from .actors import Actor, Permission
 from .deeds import LONGEST_REASON, NotAllowed, check_reason
 from .models import HeldBack, Limit, Operation
@@ -25,6 +25,7 @@ from .states import Kind, State
 
 KINDS = ("stop", "concurrency", "rate", "amount")
 GUARD = "system:guard"  # who sets a stop switch when one kind of operation is triggered in masses
+TRIES = 8  # at setting a limit that others set, change or take away at the same moment
 SLIP = timedelta(minutes=15)  # in which whoever set a limit may loosen it alone: it restores what was before
 
 
@@ -103,13 +104,45 @@ def _set(wanted: Wanted, actor: Actor, reason: str) -> tuple[Verdict, str]:
             raise NotAllowed(wanted.problem())
     except NotAllowed as refusal:
         return _refused("limit:new", wanted.tenant, actor, reason, refusal)
+    for _ in range(TRIES):
+        pk = _put(wanted, actor, reason)
+        if pk is not None:
+            return Verdict.DONE, f"Set. {_READ}"
+        try:
+            if standing := _in_its_place(wanted):
+                return _onto(standing, wanted.most, actor, reason)
+        except transition.StaleVersion:
+            continue
+    return Verdict.CONFLICT, _CHANGED
+
+
+def _put(wanted: Wanted, actor: Actor, reason: str) -> int | None:
     columns = {name: value for name, value in vars(wanted).items() if value is not None}
     who = {"set_by": actor.id, "set_by_name": actor.name[:200], "reason": reason}
-    fact = actor.fact("limit_set", reason=reason, **columns)
-    pk = transition.set_limit(row={**columns, **who}, fact=fact)
-    if pk is None:
+    return transition.set_limit(row={**columns, **who}, fact=actor.fact("limit_set", reason=reason, **columns))
+
+
+def _in_its_place(wanted: Wanted) -> Limit | None:
+    """What is in force where this one would stand; None where that was taken away a moment ago."""
+    place = {name: value for name, value in vars(wanted).items() if name != "most"}
+    return Limit.objects.filter(**place, lifted_at__isnull=True).first()
+
+
+def _onto(limit: Limit, most: int | None, actor: Actor, reason: str) -> tuple[Verdict, str]:
+    """Set what is set already: a smaller number holds from now on, a larger one is no way round a second person.
+
+    Raises StaleVersion where somebody changes it at this moment.
+    """
+    before = wording.limit(limit).what
+    if most is None or limit.most is None or most == limit.most:
+        pressing.joined(limit, actor, action=f"set_{limit.kind}", reason=reason)
         return Verdict.JOINED, "The same one is set already; nothing was changed."
-    return Verdict.DONE, "Set. Every claim from now on reads it; what is in flight is not stopped."
+    if most > limit.most:
+        why = NotAllowed(f"Here {before} is in force already. To let more through, change that one: {_BY_TWO}")
+        return _refused(limit.subject, limit.tenant, actor, reason, why)
+    _set_most(limit, most, limit.version, actor, reason, use=None)
+    limit.most = most
+    return Verdict.DONE, f"Here {before} was in force; from now on it is {wording.limit(limit).what}. {_READ}"
 
 
 def lift(limit: Limit, *, version: int, actor: Actor, reason: str, token: UUID) -> Answer:
@@ -185,7 +218,7 @@ def _set_most(
         if not transition.change_limit(limit.pk, version=version, most=most, fact=fact):
             raise _stale(limit)
         transition.policy_changed(limit, use=use, fact=fact)
-    return "Changed. Every claim from now on reads it; what is in flight is not stopped."
+    return f"Changed. {_READ}"
 
 
 def needs_two(limit: Limit, actor: Actor) -> bool:
@@ -201,6 +234,8 @@ def needs_two(limit: Limit, actor: Actor) -> bool:
 
 
 _CHANGED = "Nothing was changed: it was released or changed already."
+_READ = "Every claim from now on reads it; what is in flight is not stopped."
+_BY_TWO = "a second person has to agree."
 
 
 def _stale(limit: Limit) -> transition.StaleVersion:

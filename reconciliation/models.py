@@ -547,10 +547,12 @@ class Limit(models.Model):
 
     class Meta:
         constraints = [
-            # One limit of a kind on one place. Every claim looks into this index, which is usually empty.
+            # One limit of a kind on one place for each length of window, or where it has none. Every claim looks into
+            # this index, which is usually empty.
             models.UniqueConstraint(
-                fields=["kind", "tenant", "provider", "action", "workflow_type", "currency"],
+                fields=["kind", "tenant", "provider", "action", "workflow_type", "currency", "window_seconds"],
                 condition=Q(lifted_at__isnull=True),
+                nulls_distinct=False,
                 name="limit_once",
             ),
             _choices_check("kind", ["stop", "concurrency", "rate", "amount", "restored", "replay"], "limit_kind_known"),

@@ -101,10 +101,10 @@ def refuse(subject: Operation | Run | Approval, actor: Actor, *, action: str, wh
     transition.refuse(subject=subject.subject, tenant=subject.tenant, fact=fact)
 
 
-def joined(subject: Operation | Run | Approval, actor: Actor, *, action: str, reason: str) -> None:
+def joined(subject: Operation | Run | Approval | Touched, actor: Actor, *, action: str, reason: str) -> None:
     """Record a press that found somebody else's at work."""
     fact = actor.fact("joined", reason=reason, action=action)
-    log.append(subject=str(subject.subject), tenant=subject.tenant, event="joined", fact=fact)
+    log.append(subject=str(subject.subject), tenant=subject.tenant or ":all", event="joined", fact=fact)
 
 
 def _entries_since(subject: Operation | Run | Approval, version: int) -> list[Entry]:

@@ -508,7 +508,7 @@ def keep_time(*, known: datetime | None, elapsed: float | None, tolerance: float
 
 
 def set_limit(*, row: Mapping[str, Any], fact: Fact) -> int | None:
-    """Record a limit; None where the same one is in force already."""
+    """Record a limit; None where one is in force in its place, with whatever number."""
     body, openings = log.body(fact)
     (pk,) = _call("SELECT ledger_set_limit(%s::jsonb, %s, %s::jsonb)", [_json(row), body, _json(openings or None)])
     return None if pk is None else int(pk)

@@ -369,10 +369,17 @@ def _limited(row: Limit) -> str:
     if row.kind in ("stop", "restored") or row.most is None:
         return "stopped"
     if row.kind == "concurrency":
-        return f"at most {row.most} in flight"
-    window = duration(timedelta(seconds=row.window_seconds or 0))
-    how_much = money(row.most, row.currency) if row.kind == "amount" else f"{row.most} attempts"
+        return f"at most {row.most:,} in flight"
+    window = _window(row.window_seconds or 0)
+    attempts = "1 attempt" if row.most == 1 else f"{row.most:,} attempts"
+    how_much = money(row.most, row.currency) if row.kind == "amount" else attempts
     return f"at most {how_much} in {window}"
+
+
+def _window(seconds: int) -> str:
+    """A length that is not rounded: 90 s and 60 s are two windows."""
+    unit = 1 if seconds < 60 else 60 if seconds < 86_400 else 3600
+    return f"{seconds:,} s" if seconds % unit else duration(timedelta(seconds=seconds))
 
 
 def held_back(code: str) -> str:

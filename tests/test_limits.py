@@ -264,6 +264,81 @@ def test_a_limit_on_one_tenant_leaves_the_others_alone(clerk: Clerk) -> None:
     assert perform(3, tenant="beta").state is State.SUCCEEDED
 
 
+def test_two_windows_of_one_place_are_both_judged_at_claim(clerk: Clerk, clock: Clock) -> None:
+    assert put("rate", provider="clerk", most=2, window_seconds=5).verdict is Verdict.DONE
+    assert put("rate", provider="clerk", most=3, window_seconds=86_400).verdict is Verdict.DONE
+    assert [perform(number).state for number in range(3)] == [State.SUCCEEDED] * 2 + [State.READY]
+    clock.advance(seconds=6)
+    sweep()
+    assert len(clerk.calls) == 3  # the short window is empty again, the long one is full now
+    assert (perform(4).state, perform(4).reason_code) == (State.READY, "limit_rate")
+    clock.advance(hours=1)
+    sweep()
+    assert len(clerk.calls) == 3
+    clock.advance(days=1)
+    sweep()
+    assert len(clerk.calls) == 4
+
+
+def test_sums_may_have_a_window_for_each_currency_and_length(clerk: Clerk) -> None:
+    for currency, seconds in (("USD", 3600), ("USD", 86_400), ("EUR", 3600)):
+        assert put("amount", currency=currency, most=5_000, window_seconds=seconds).verdict is Verdict.DONE
+    assert Limit.objects.count() == 3
+
+
+def test_a_smaller_number_for_what_is_limited_already_tightens_it_at_once_and_is_audited(clerk: Clerk) -> None:
+    put("rate", provider="clerk", most=1000, window_seconds=3600)
+    answer = put("rate", provider="clerk", most=1, window_seconds=3600, reason="it sends too much")
+    limit = Limit.objects.get()
+    assert (answer.verdict, limit.most, limit.version) == (Verdict.DONE, 1, 2)
+    assert "1,000" in answer.message
+    changed = Entry.objects.filter(subject=limit.subject).latest("seq")
+    assert (changed.reason_code, changed.told("reason")) == ("limit_changed", "it sends too much")
+    assert (changed.body["details"]["before"], changed.body["details"]["most"]) == (1000, 1)
+    assert [perform(number).state for number in (1, 2)] == [State.SUCCEEDED, State.READY]
+    assert list(verify(registered_heads())) == []
+
+
+def test_a_larger_number_for_what_is_limited_already_is_refused_with_what_is_in_force(clerk: Clerk) -> None:
+    put("concurrency", provider="clerk", most=5)
+    answer = put("concurrency", provider="clerk", most=50)
+    limit = Limit.objects.get()
+    assert (answer.verdict, limit.most, limit.version) == (Verdict.REFUSED, 5, 1)
+    assert "at most 5 in flight" in answer.message
+    assert "second person" in answer.message
+    assert Entry.objects.filter(subject=limit.subject, event="refused").count() == 1
+
+
+@pytest.mark.parametrize("wanted", [{"kind": "stop"}, {"kind": "rate", "most": 3, "window_seconds": 60}])
+def test_who_sets_what_is_set_already_is_told_and_it_is_on_record(clerk: Clerk, wanted: dict[str, Any]) -> None:
+    put(**wanted)
+    assert put(**wanted, reason="again").verdict is Verdict.JOINED
+    limit = Limit.objects.get()
+    joined = Entry.objects.get(subject=limit.subject, event="joined")
+    assert (limit.version, joined.told("reason")) == (1, "again")
+    assert list(verify(registered_heads())) == []
+
+
+def test_who_tightens_while_another_does_is_not_lost_between_them(clerk: Clerk, monkeypatch: Any) -> None:
+    put("rate", most=9, window_seconds=60)
+    crowd, seen = Crowd(1), list[int]()
+    look = limits._in_its_place
+
+    def looked_and_overtaken(wanted: Wanted) -> Limit | None:
+        standing = look(wanted)
+        assert standing is not None
+        seen.append(standing.most or 0)
+        if len(seen) == 1:
+            crowd.all_at_once(lambda: put("rate", most=3, window_seconds=60))
+        return standing
+
+    monkeypatch.setattr(limits, "_in_its_place", looked_and_overtaken)
+    assert put("rate", most=1, window_seconds=60).verdict is Verdict.DONE
+    crowd.leave()
+    assert seen == [9, 9, 3]
+    assert Limit.objects.get().most == 1
+
+
 @pytest.mark.parametrize(
     "wanted",
     [

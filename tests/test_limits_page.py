@@ -120,6 +120,23 @@ def test_limits_are_written_for_people(ann: Any) -> None:
     assert "at most 3 in flight pay of workflow damaged_item in t_acme" in page
 
 
+def test_a_limit_that_is_set_already_is_tightened_through_the_same_form_and_never_loosened(ann: Any) -> None:
+    rate = {"kind": "rate", "window_seconds": 3600}
+    stop(ann, most=1000, **rate)
+    assert "at most 1,000 attempts in 1 h 00 m was in force; from now on it is at most 1 attempt" in text(
+        stop(ann, most=1, **rate)
+    )
+    answer = stop(ann, most=50, **rate)
+    assert answer.status_code == 422
+    assert "Here at most 1 attempt in 1 h 00 m is in force already" in text(answer)
+    stop(ann, kind="rate", most=2, window_seconds=5)
+    page = text(ann.get("/limits"))
+    assert "at most 1 attempt in 1 h 00 m pay in t_acme" in page
+    assert "at most 2 attempts in 5 s pay in t_acme" in page
+    stop(ann, kind="rate", most=3, window_seconds=90)
+    assert "at most 3 attempts in 90 s pay in t_acme" in text(ann.get("/limits"))  # and not in 1 min
+
+
 def test_signals_are_on_the_health_page_with_links_and_only_ones_own(people: dict[str, Any], clock: Clock) -> None:
     mine = cast.operation(state="pending")
     cast.operation(state="pending", tenant="t_beta")

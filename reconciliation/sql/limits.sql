@@ -166,7 +166,7 @@ BEGIN
     END IF;
 END $$;
 
--- A person sets a limit. NULL where the same one is set already.
+-- A person sets a limit. NULL where one stands in the same place, with a window of the same length, whatever its number.
 CREATE OR REPLACE FUNCTION ledger_set_limit(p_row jsonb, p_body text, p_openings jsonb)
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
