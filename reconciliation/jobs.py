@@ -181,6 +181,10 @@ def usable(name: str) -> bool:
 
 
 def _set(job: Job, terms: Terms, now: datetime) -> None:
+    """Put the terms in place. Missed starts that wait their turn go on waiting, unless the times are other ones."""
+    anew = not job.pk or any(getattr(job, name) != getattr(terms, name) for name in ("kind", "expression", "zone"))
+    if anew and job.pk:
+        schedules.pass_due(job, until=now, reason="terms_changed")
     job.anchor = _anchor(job if job.pk else None, terms, now)
     for name in ("kind", "expression", "zone", "workflow", "missed", "repeats_accepted", "max_catch_up", "overlap",
                  "start_deadline", "max_run_time"):  # fmt: skip
@@ -188,7 +192,8 @@ def _set(job: Job, terms: Terms, now: datetime) -> None:
     if terms.input is not None or not job.pk:
         shown = registry.workflow(terms.workflow).shown
         job.input_shown, job.input_sealed = sealing.split(terms.input or {}, shown)
-    job.next_at = _following(job, now) if job.enabled else None
+    if anew or job.next_at is None:
+        job.next_at = _following(job, now) if job.enabled else None
 
 
 def _following(job: Job, now: datetime) -> datetime | None:
@@ -250,13 +255,18 @@ def repeats_agreed(job: Job, *, use: Mapping[str, Any], actor: Actor, reason: st
 
 
 def switch(job: Job, *, on: bool, version: int, token: UUID, actor: Actor, reason: str) -> Answer:
-    """Switch a job on or off. The time in which it is off expects nothing, so nothing of it is missed."""
+    """Switch a job on or off. The time in which it is off expects nothing, so nothing of it is missed.
+
+    What waits to be started when it is switched off is recorded as missed instead, and can be filled by hand.
+    """
 
     def deed(fresh: Job, now: datetime) -> str:
         if fresh.enabled == on:
             raise Refused("", f"It is {'on' if on else 'off'} already.")
 
         def change() -> None:
+            if not on:
+                schedules.pass_over(fresh, until=now, reason="job_disabled", actor=actor)
             fresh.enabled = on
             fresh.next_at = _following(fresh, now) if on else None
 
@@ -269,7 +279,7 @@ def _write(job: Job, code: str, actor: Actor, reason: str, change: Callable[[], 
     before = schedules.told(job)
     change()
     schedules.write(job, actor=actor, code=code, reason=reason, before=before)
-    return _next(job) if job.enabled else "It is off: nothing more is expected of it, and what is started goes on."
+    return _next(job) if job.enabled else "It is off: nothing more is started of it; runs that are started go on."
 
 
 # Running by hand
@@ -329,6 +339,8 @@ def answer_missed(job: Job, *, slot: int, run: str, version: int, token: UUID, a
             if chosen.pk != asked.pk:
                 schedules.settle_asked(fresh, asked, run_all=False, actor=actor, reason=reason)
             return "The latest of them is being started, the others are not run."
+        if run == "all" and not fresh.enabled:
+            raise Refused("", "The job is off, so nothing is run in order. Switch it on first, or run the latest.")
         schedules.settle_asked(fresh, asked, run_all=run == "all", actor=actor, reason=reason)
         return "They are being run in order." if run == "all" else "None of them is run."
 

@@ -485,19 +485,33 @@ def pass_all_over(*, reason: str) -> None:
         pass_over(job, until=transition.database_now(), reason=reason)
 
 
-def pass_over(job: Job, *, until: datetime, reason: str) -> None:
-    """Record every occurrence up to `until` as missed, without a run: for a locked job whose past is not known.
+def pass_over(job: Job, *, until: datetime, reason: str, actor: Actor = BEAT) -> None:
+    """Record every occurrence up to `until` as missed, without a run: for a locked job of which nothing is to start.
 
-    What was due and not started yet may have been started in that past; it is not started either.
+    So is what was due and is not started yet: after a restore it may have been started in the past that was lost.
     """
     waiting = Slot.objects.filter(job=job, state__in=[SlotState.DUE, SlotState.QUEUED, SlotState.CATCHING_UP])
     for slot in waiting.order_by("scheduled_for"):
         _settle(slot, state=SlotState.MISSED, reason_code=reason)
-        record(job, slot, actor=BEAT)
-    if job.enabled and job.next_at is not None and job.next_at <= until:
+        record(job, slot, actor=actor)
+    pass_due(job, until=until, reason=reason)
+
+
+def pass_due(job: Job, *, until: datetime, reason: str) -> None:
+    """Record the occurrences up to `until` that are not decided yet as missed, in one row.
+
+    Where the zone is not known here, how many they are is not known either: the first of them stands for all.
+    """
+    if not job.enabled or job.next_at is None or job.next_at > until:
+        return
+    try:
         plan = plan_of(job)
-        _pass(job, plan, plan.latest(until), SlotState.MISSED, reason)
-        _save(job, "next_at")
+    except NotASchedule:
+        first = Occurrence(at=job.next_at, local=job.next_at.astimezone(UTC).isoformat())
+        _insert(job, first, window_start=first.at, state=SlotState.MISSED, reason_code=reason)
+        return
+    _pass(job, plan, plan.latest(until), SlotState.MISSED, reason)
+    _save(job, "next_at")
 
 
 # Writing

@@ -245,6 +245,7 @@ REASONS: dict[str, str] = {
     "missed_asked": "nobody was there to start it; the job asks a person",
     "answered_skip": "missed; a person said that it is not run",
     "answered_run_all": "missed; a person said that all are run",
+    "terms_changed": "missed, and not run yet when the job got other times",
     "too_old_to_catch_up": "missed, and older than the job catches up on",
     "start_deadline_passed": "its start deadline passed before it could be started",
     "previous_still_runs": "the run before it still went on",
