@@ -286,7 +286,7 @@ class Stage:
             yield f"{name}: and it did not happen"
 
     def _run_problems(self, run: Run, operations: dict[str, Operation]) -> Iterator[str]:
-        if run.state not in RUN_TERMINAL and not run.escalated_at and not self._somebody_must_act(operations):
+        if run.state not in RUN_TERMINAL and not run.escalated_at:
             yield f"run {run.state}: nobody holds it and nobody is called"
         applied = [o for o in operations.values() if not o.undo_of_id and self.world.count(o.key)]
         quiet = {o.pk for o in applied if not _loud(o)}  # with the others a person was called
@@ -316,10 +316,6 @@ class Stage:
             yield f"the scheduled time has {[(slot.state, slot.reason_code) for slot in slots]}"
         if Run.objects.filter(workflow_id__startswith=f"{self.name}@").count() > 1:
             yield "more than one run stands for one scheduled time"
-
-    def _somebody_must_act(self, operations: dict[str, Operation]) -> bool:
-        """The run waits for a step with which a person has been called."""
-        return any(o.escalated_at or o.state == State.AWAITING_APPROVAL for o in operations.values())
 
     def _audit_problems(self, rows: list[Any]) -> Iterator[str]:
         subjects = {str(row.subject): row.version for row in rows}

@@ -116,7 +116,14 @@ def _settle(progress: Progress, lease: Held) -> None:
     stuck = [step for step in left if is_stuck(step, undos[step.name])]
     moving = [undo for undo in undos.values() if undo is not None and _moves_by_itself(undo)]
     if stuck and not moving:
-        return leases.stop(run, lease, step=told(stuck, left), reason="undo_incomplete", to=RunState.COMPENSATING)
+        return leases.stop(
+            run,
+            lease,
+            step=told(stuck, left),
+            reason="undo_incomplete",
+            to=RunState.COMPENSATING,
+            versions=progress.versions,
+        )
     due = next_due(undo for undo in moving if undo.state in (State.READY, State.FAILED_RETRYABLE))
     leases.leave(
         run.subject,

@@ -19,6 +19,9 @@ from .workflows import Choice, Step, Workflow
 
 log = structlog.get_logger(__name__)
 
+# Marks that stand for those of a run's steps: when a step moves, the run goes on without being told to (ledger.sql).
+FOR_A_STEP = ("step_needs_person", "undo_incomplete")
+
 CHOICE_SECONDS = 120.0  # a model may take its time to propose
 
 
@@ -46,7 +49,7 @@ def take(run: Run, *, to: RunState, actor: Actor, seconds: float) -> Held:
             run.subject,
             to=to,
             version=run.version,
-            patch={"generation": run.generation + 1, "lease_owner": workers.me()},
+            patch={"generation": run.generation + 1, "lease_owner": workers.me(), **_mark_of_a_step(run)},
             after={"lease_until": seconds, "due_at": seconds},
             guard=("not_held",),
             fact=actor.fact("taken", generation=run.generation + 1),
@@ -58,6 +61,10 @@ def take(run: Run, *, to: RunState, actor: Actor, seconds: float) -> Held:
     except (transition.NotInTable, transition.LeaseLive, transition.StaleVersion) as refusal:
         raise transition.RunNotHeld(kind=Kind.RUN, pk=run.pk, source=refusal.source, target=to) from None
     return Held(run_id=run.pk, generation=run.generation + 1)
+
+
+def _mark_of_a_step(run: Run) -> dict[str, Any]:
+    return transition.unmarked(run) if run.escalation_reason in FOR_A_STEP else {}
 
 
 def give_back(run: Run, lease: Held, *, actor: Actor, undoing: bool) -> None:
@@ -91,11 +98,17 @@ def wait_for_lock(run: Run) -> None:
         log.info("lock_wait_not_recorded", run=run.pk, verdict=refusal.verdict)
 
 
-def stop(run: Run, lease: Held, *, step: str, reason: str, to: RunState = RunState.PENDING) -> None:
-    """The run cannot go on by itself: it is marked where it stands, and a person must act."""
+def stop(
+    run: Run, lease: Held, *, step: str, reason: str, to: RunState = RunState.PENDING, versions: int | None = None
+) -> None:
+    """The run cannot go on by itself: it is marked where it stands, and a person must act.
+
+    `versions` is Progress.versions, where the mark stands for those of steps: one that moved since is looked at anew.
+    """
     leave(
         run.subject, lease, to=to, reason_code=reason, waiting_for=step,
         patch={"escalation_reason": reason}, after={"escalated_at": 0},
+        guard=() if versions is None else (f"as_read:{versions}",),
     )  # fmt: skip
 
 
@@ -109,13 +122,14 @@ def leave(
     actor: Actor = SYSTEM,
     patch: dict[str, Any] | None = None,
     after: dict[str, float] | None = None,
+    guard: tuple[str, ...] = (),
 ) -> None:
     """Give the lease up and leave the run in `to`. Raises StaleGeneration where the lease is already another's."""
     transition.transition(
         subject,
         to=to,
         generation=lease.generation,
-        guard=("held",),
+        guard=("held", *guard),
         patch={
             "reason_code": reason_code, "waiting_for": waiting_for[:200], "due_at": None, "lease_until": None,
             **(patch or {}),

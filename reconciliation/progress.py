@@ -24,14 +24,15 @@ class Progress:
     workflow: Workflow
     operations: dict[str, Operation]  # by step; the newest intent of each
     chosen: dict[str, Chosen]  # by choice step; the newest valid version
+    versions: int = 0  # the sum over all its operations: another sum means that something moved since
 
     @classmethod
     def of(cls, run: Run, workflow: Workflow) -> Progress:
         """Read where the run stands."""
-        operations = Operation.objects.filter(run_id=run.pk).order_by("intent_version", "id")
+        operations = list(Operation.objects.filter(run_id=run.pk).order_by("intent_version", "id"))
         valid = Chosen.objects.filter(run_id=run.pk, valid=True).order_by("version")
         chosen = {c.step: c for c in valid if f"{c.step}@{c.version}" not in run.voided}
-        return cls(run, workflow, {o.step: o for o in operations}, chosen)
+        return cls(run, workflow, {o.step: o for o in operations}, chosen, sum(o.version for o in operations))
 
     @cached_property
     def facts(self) -> Facts:
@@ -78,6 +79,11 @@ class Progress:
     def unknown(self) -> list[Operation]:
         """Steps in flight or of unknown outcome."""
         return self.in_state(State.PENDING, State.AMBIGUOUS)
+
+    @property
+    def waiting(self) -> list[Operation]:
+        """Steps that wait for their time, for a repair or for a person's consent."""
+        return self.in_state(State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
 
     @property
     def failed(self) -> list[Operation]:

@@ -95,6 +95,9 @@ def _stops_again(run: Run) -> str:
     cap = runs.cap_reached(progress)
     if cap:
         return f"It would stop again at once: {reason(cap)}. {_ways_out(run)}"
+    if runs.needs_a_person(progress):
+        step = (*progress.unknown, *progress.waiting)[0].step
+        return f"{step} waits for a person's decision: it is made on its page, and the run then goes on by itself."
     if progress.unknown:
         return ""  # it waits for what is unknown
     stopped = progress.in_state(State.TERMINATED)

@@ -142,7 +142,7 @@ def holding(operation: Operation, *, held: Held | None, actor: Actor) -> Iterato
 def advance(pk: int, *, actor: Actor = SYSTEM) -> Run:
     """Walk the run as far as it goes. Does nothing where it has ended, is marked, or another holder has it."""
     run = Run.objects.get(pk=pk)
-    if run.state in RUN_TERMINAL or run.escalated_at is not None:
+    if run.state in RUN_TERMINAL or (run.escalated_at is not None and not _woken(run)):
         return run
     undoing = run.state == RunState.COMPENSATING
     try:
@@ -162,6 +162,11 @@ def advance(pk: int, *, actor: Actor = SYSTEM) -> Run:
     except TransitionRefused as refusal:  # fenced: another holder goes on from what is settled
         log.info("run_lost", run=pk, verdict=refusal.verdict)
     return Run.objects.get(pk=pk)
+
+
+def _woken(run: Run) -> bool:
+    """Whether it was marked for one of its steps, and that step has moved."""
+    return run.escalation_reason in leases.FOR_A_STEP and run.due_at is not None
 
 
 def _walk(run: Run, workflow: Workflow, lease: Held) -> None:
@@ -263,8 +268,13 @@ def _settle(progress: Progress, lease: Held, *, cap: str) -> None:
 
 
 def _uncertain(progress: Progress, lease: Held) -> None:
-    """Its transition wakes the run."""
+    """Its transition wakes the run. Where nothing but a person finds out, the run is marked as its steps are."""
     first = progress.unknown[0]
+    if needs_a_person(progress):
+        return leases.stop(
+            progress.run, lease, step=first.step, reason="step_needs_person", to=RunState.UNCERTAIN,
+            versions=progress.versions,
+        )  # fmt: skip
     # One that another holder has in flight, or a second unknown one, is looked at again as well.
     watch = first.state == State.PENDING or len(progress.unknown) > 1
     in_flight = {"due_at": float(settings.AFTERCALL_TAKE_AGAIN)} if watch else {}
@@ -274,8 +284,18 @@ def _uncertain(progress: Progress, lease: Held) -> None:
     )  # fmt: skip
 
 
+def needs_a_person(progress: Progress) -> bool:
+    """Whether steps are unsettled, and automation has stopped with each of them."""
+    unsettled = (*progress.unknown, *progress.waiting)
+    return bool(unsettled) and all(o.escalated_at is not None for o in unsettled)
+
+
 def _wait(progress: Progress, lease: Held) -> None:
-    waiting = progress.in_state(State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
+    waiting = progress.waiting
+    if needs_a_person(progress):
+        return leases.stop(
+            progress.run, lease, step=waiting[0].step, reason="step_needs_person", versions=progress.versions
+        )
     due = next_due(waiting)  # none: held or awaiting a person, woken by the transition that ends it
     asks = waiting and all(o.state == State.AWAITING_APPROVAL for o in waiting)
     leases.leave(

@@ -211,6 +211,7 @@ REASONS: dict[str, str] = {
     "step_attempted": "a step was attempted",
     "step_waits": "a step waits for its due time",
     "step_unknown": "the outcome of a step is unknown",
+    "step_needs_person": "a step waits for a person's decision",
     "step_failed": "a step failed, and nothing was applied before it",
     "step_failed_after_pivot": "a step after the pivot failed for good; the way is forward only",
     "step_awaits_approval": "a step waits for a person's consent",

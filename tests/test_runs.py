@@ -3,7 +3,7 @@
 import pytest
 
 from audit.models import Entry
-from reconciliation import executor, leases, reconciler, registry, retrying, runs, sweeping, transition
+from reconciliation import executor, leases, reconciler, registry, retrying, run_deeds, runs, sweeping, transition
 from reconciliation.executor import Held, perform
 from reconciliation.keys import InvalidField
 from reconciliation.models import Operation, Run
@@ -50,6 +50,10 @@ def run_now(run):
 
 def step(name):
     return Operation.objects.get(step=name)
+
+
+def hand_over(operation):
+    sweeping.call_a_person(operation, "no_conclusive_answer")
 
 
 def hold(run):
@@ -145,14 +149,59 @@ def test_an_advanced_run_reuses_what_is_settled(versions, clerk):
 def test_an_escalated_step_holds_its_run_until_a_person_decides(versions, clerk, clock):
     clerk.answers(OwnFault("the credential is malformed"))
     run = runs.advance(started().pk)
-    assert (run.state, run.due_at, run.escalated_at) == ("pending", None, None)
+    assert (run.state, run.due_at, run.escalation_reason) == ("pending", None, "step_needs_person")
     clock.advance(days=1)
     sweeping.sweep()
     assert len(clerk.calls) == 1
     clerk.answers(label, refund)
     retrying.retry(step("label").pk, actor=OLGA, reason="repaired")
     sweeping.sweep()
+    assert (run_now(run).state, run_now(run).escalated_at) == ("succeeded", None)
+
+
+def test_a_run_is_handed_to_a_person_with_its_unknown_step_and_goes_on_by_itself_when_that_is_found(
+    versions, clerk, clock, superuser_connection
+):
+    clerk.answers(LOST, refund)
+    clerk.sees(cannot_tell())
+    run = runs.advance(started().pk)
+    hand_over(step("label"))
+    sweeping.sweep()
+    assert (run_now(run).state, run_now(run).waiting_for, run_now(run).due_at) == ("uncertain", "label", None)
+    assert run_now(run).escalation_reason == "step_needs_person"
+    clerk.sees(found("l-1", amount=0))
+    reconciler.reconcile(step("label").pk, actor=OLGA)
+    sweeping.sweep()
+    assert (run_now(run).state, run_now(run).escalated_at) == ("succeeded", None)
+    assert changes_without_audit(superuser_connection) == []
+
+
+def test_a_step_that_is_found_while_its_run_is_being_handed_to_a_person_is_not_overlooked(versions, clerk, monkeypatch):
+    clerk.answers(LOST, refund)
+    run = runs.advance(started().pk)
+    hand_over(step("label"))
+    clerk.sees(found("l-1", amount=0))
+    plain = runs.needs_a_person
+
+    def decided_too_late(progress):
+        needed = plain(progress)
+        reconciler.reconcile(step("label").pk, actor=OLGA)
+        return needed
+
+    monkeypatch.setattr(runs, "needs_a_person", decided_too_late)
+    sweeping.sweep()
+    monkeypatch.undo()
+    assert (run_now(run).escalation_reason, run_now(run).due_at is None) == ("step_needs_person", False)
+    sweeping.sweep()
     assert run_now(run).state == "succeeded"
+
+
+def test_resuming_a_run_that_waits_for_a_decision_about_a_step_is_told_to_change_nothing(versions, clerk):
+    clerk.answers(OwnFault("the credential is malformed"))
+    run = runs.advance(started().pk)
+    allowed, why = run_deeds.say_resume(run)
+    assert not allowed
+    assert "label waits for a person's decision" in why
 
 
 def test_a_step_that_may_be_tried_again_is_claimed_under_its_run(versions, clerk, clock):

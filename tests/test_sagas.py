@@ -163,6 +163,39 @@ def test_a_person_finishes_an_undo_and_the_rest_follows_by_itself(sagas: Any, cl
     assert sagas.effects.count(Operation.objects.get(step="undo:reserve").key) == 1
 
 
+@pytest.mark.case("G1")
+def test_a_run_that_walks_back_goes_on_by_itself_when_its_stuck_undo_is_found_after_all(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED, LOST)
+    run = start("saga")
+    for _ in range(3):
+        sweeping.sweep()
+    sweeping.call_a_person(Operation.objects.get(step="undo:charge"), "no_conclusive_answer")
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, run.escalation_reason) == (RunState.COMPENSATING, "undo_incomplete")
+    sagas.sees(found("u-1", order="1002", amount=4200))
+    assert press(Operation.objects.get(step="undo:charge"), "look_up").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, run.escalated_at) == (RunState.COMPENSATED, None)
+
+
+def test_a_run_is_not_stopped_for_one_branch_while_automation_goes_on_with_another(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def perform(call: Any) -> Any:
+        raise LOST if Operation.objects.get(key=call.key).step == "reserve" else DOWN
+
+    monkeypatch.setattr(sagas, "perform", perform)
+    run = start("apart")
+    sweeping.sweep()
+    sweeping.call_a_person(Operation.objects.get(step="reserve"), "no_conclusive_answer")
+    sweeping.sweep()
+    run.refresh_from_db()
+    assert states() == {"reserve": State.AMBIGUOUS, "charge": State.FAILED_RETRYABLE}
+    assert (run.state, run.escalated_at) == (RunState.UNCERTAIN, None)
+
+
 def test_undos_that_do_not_wait_for_each_other_go_on_past_a_stuck_one(
     sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

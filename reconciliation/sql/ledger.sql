@@ -687,10 +687,13 @@ BEGIN
     IF v_new.state <> v_old.state AND (v_old.consent <> '' OR v_old.state = 'ambiguous' OR p_consent IS NOT NULL) THEN
         PERFORM ledger_approvals_of(p_id, v_old.tenant, v_old.state, v_new.state, p_consent, v_now, p_body, p_openings);
     END IF;
-    IF v_run_id IS NOT NULL AND v_new.state <> v_old.state AND v_new.state <> 'pending'
+    IF v_run_id IS NOT NULL AND v_new.state <> 'pending'
+       AND (v_new.state <> v_old.state OR (v_new.escalated_at IS NULL) <> (v_old.escalated_at IS NULL))
        AND v_run.state IN ('pending', 'uncertain', 'awaiting_approval', 'compensating')
-       AND v_run.escalated_at IS NULL AND v_run.lease_until IS NULL THEN
-        -- The run waits for this: wake it in the same transaction, so that no wake-up can be lost.
+       AND (v_run.escalated_at IS NULL OR v_run.escalation_reason IN ('step_needs_person', 'undo_incomplete'))
+       AND v_run.lease_until IS NULL THEN
+        -- The run waits for this: wake it in the same transaction, so that no wake-up can be lost. One that is marked
+        -- only for a step goes on when that step moves.
         UPDATE reconciliation_run r SET due_at = least(r.due_at, v_now) WHERE r.id = v_run_id;
     END IF;
     IF v_run.lock_held AND v_run.settled_at IS NOT NULL AND NOT ledger_run_unknown(v_run_id) THEN
@@ -749,7 +752,15 @@ BEGIN
     RETURN QUERY SELECT 'moved'::text, v_new.id, v_now, ''::text;
 END $$;
 
--- Any later move of a run. Guards: nothing_unknown (no step in flight or unknown), held (p_generation is the current one), not_held.
+-- Whether an operation of the run moved since all of them were read: 'as_read:<n>' tells the sum of their versions then.
+CREATE OR REPLACE FUNCTION ledger_moved_since_read(p_run bigint, p_guard text[]) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT EXISTS (SELECT 1 FROM unnest(p_guard) AS g WHERE g LIKE 'as_read:%' AND split_part(g, ':', 2)::bigint
+        <> (SELECT coalesce(sum(o.version), 0) FROM reconciliation_operation o WHERE o.run_id = p_run));
+$$;
+
+-- Any later move of a run. Guards: nothing_unknown (no step in flight or unknown), held (p_generation is the current one),
+-- not_held, as_read (a marked run is looked at once more where a step moved since it was read).
 CREATE OR REPLACE FUNCTION ledger_move_run(
     p_id bigint, p_version int, p_generation int, p_to text, p_patch jsonb, p_after jsonb,
     p_guard text[], p_journal jsonb, p_body text, p_openings jsonb, p_consent jsonb
@@ -799,7 +810,8 @@ BEGIN
         v_new.lock_held := v_old.lock_held OR (v_new.lock <> '' AND v_new.state IN ('running', 'compensating'));
     END IF;
     IF v_new.settled_at IS NULL AND v_new.lease_until IS NULL AND v_new.escalated_at IS NOT NULL THEN
-        v_new.due_at := NULL;  -- automation has stopped with it
+        -- Automation has stopped with it; unless a step moved between its reading and this, and woke nobody.
+        v_new.due_at := CASE WHEN ledger_moved_since_read(p_id, p_guard) THEN v_now END;
     ELSIF v_new.settled_at IS NULL AND v_new.due_at IS NULL AND EXISTS (
         SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_id AND o.step = v_new.waiting_for
            AND o.state NOT IN ('ambiguous', 'awaiting_approval')
