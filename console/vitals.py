@@ -47,7 +47,7 @@ class Told:
     url: str
 
 
-_PAGES = {"operation": "case", "run": "run", "approval": "approval"}
+_PAGES = {"operation": "case", "run": "run", "approval": "approval", "job": "schedule"}
 
 
 def signals(tenants: list[str]) -> list[Told]:

@@ -100,6 +100,7 @@ class Run(models.Model):
         ]
         indexes = [
             models.Index(fields=["due_at"], condition=Q(due_at__isnull=False), name="run_due"),
+            models.Index(fields=["created_at"], condition=Q(settled_at__isnull=True), name="run_open"),
             models.Index(fields=["tenant", "-id"], name="run_newest"),
             models.Index(fields=["tenant", "business_object"], name="run_object"),
             models.Index(fields=["tenant", "-id"], condition=Q(escalated_at__isnull=False), name="run_escalated"),
@@ -706,8 +707,11 @@ class Signal(models.Model):
     seen_at = models.DateTimeField()
     detail = models.CharField(max_length=300, default="")
     cleared_at = models.DateTimeField(null=True)
-    told_open = models.BooleanField(default=False)
+    told_open = models.BooleanField(default=False)  # the hook took it
     told_cleared = models.BooleanField(default=False)
+    tries = models.IntegerField(default=0)  # in vain, of what is told next
+    tell_at = models.DateTimeField(null=True)  # when the hook is called next; null: nothing is to be told
+    not_told_at = models.DateTimeField(null=True)  # when the last try had failed, too
 
     class Meta:
         constraints = [
@@ -717,11 +721,7 @@ class Signal(models.Model):
             )
         ]
         indexes = [
-            models.Index(
-                fields=["id"],
-                condition=Q(told_open=False) | Q(told_cleared=False, cleared_at__isnull=False),
-                name="signal_untold",
-            ),
+            models.Index(fields=["tell_at"], condition=Q(tell_at__isnull=False), name="signal_to_tell"),
             models.Index(fields=["cleared_at"], condition=Q(cleared_at__isnull=False), name="signal_cleared"),
         ]
 

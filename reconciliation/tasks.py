@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -70,12 +71,39 @@ def beat_once() -> None:
     if _is_time("watch", every=WATCH_EVERY):
         opened, cleared = watch.look()  # before this beat is on record, so that the silence before it is seen
         tick("watch", by=workers.me(), handled=opened + cleared)
+        _have_told()
     if _is_time("retention", every=settings.AFTERCALL_RETENTION_EVERY):
         begun = Tick.objects.filter(name="retention").exists()  # the first round comes when one interval is over
         tick("retention", by=workers.me(), handled=0)
         if begun and not down:
             async_task("reconciliation.tasks.retain", group="retention")
     tick("beat", by=workers.me(), handled=0)
+
+
+def _have_told() -> None:
+    """Signals are told by a worker, since the hook is somebody else's code and may hang: the beat never calls it.
+
+    Where no worker takes it (which is a signal, too), a thread beside the beat tells; one, however long it takes.
+    """
+    if not settings.AFTERCALL_NOTIFY:
+        watch.tell()  # a line in the log
+    elif watch.waiting_to_be_told(late=watch.SILENT):
+        if not any(thread.name == "tell" for thread in threading.enumerate()):
+            threading.Thread(target=_tell_beside, name="tell", daemon=True).start()
+    elif watch.waiting_to_be_told() and OrmQ.objects.count() <= settings.Q_CLUSTER["workers"]:
+        async_task("reconciliation.tasks.tell", group="tell")
+
+
+def tell() -> int:
+    """One bounded round of telling. The task of the queue's workers; a lost one is made up for by the next look."""
+    return watch.tell()
+
+
+def _tell_beside() -> None:
+    try:
+        watch.tell()
+    finally:
+        connections.close_all()
 
 
 def _guarded(duty: Callable[[], Any]) -> Any:

@@ -124,9 +124,9 @@ BEGIN
     IF EXISTS (SELECT 1 FROM reconciliation_tombstone t WHERE t.kind = 'operation' AND t.subject_id = p_operation) THEN
         -- Heard of something whose row is gone: kept without it, and shown to a person.
         PERFORM ledger_journal(NULL, NULL, v_now, p_entries);
-        INSERT INTO reconciliation_signal (kind, tenant, subject, since, seen_at, detail, told_open, told_cleared)
+        INSERT INTO reconciliation_signal (kind, tenant, subject, since, seen_at, detail, told_open, told_cleared, tries, tell_at)
         SELECT 'heard_after_pruning', t.tenant, 'operation:' || p_operation, v_now, v_now,
-               'A report about it came after its row was pruned.', false, false
+               'A report about it came after its row was pruned.', false, false, 0, v_now
           FROM reconciliation_tombstone t WHERE t.kind = 'operation' AND t.subject_id = p_operation
             ON CONFLICT DO NOTHING;
         RETURN v_now;

@@ -13,6 +13,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         watch.look()
+        watch.tell()
         signals = list(Signal.objects.filter(cleared_at__isnull=True).order_by("since"))
         for signal in signals:
             self.stdout.write(
