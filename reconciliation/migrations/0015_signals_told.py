@@ -9,7 +9,7 @@ UPDATE reconciliation_signal SET tell_at = clock_timestamp()
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("reconciliation", "0013_approvals_of_policies"),
+        ("reconciliation", "0014_windows_of_limits"),
     ]
 
     operations = [
