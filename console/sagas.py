@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -20,7 +20,7 @@ from reconciliation.progress import UNDO, Progress
 from reconciliation.providers.base import Repeat
 from reconciliation.states import RUN_TERMINAL, Basis, RunState, State
 from reconciliation.wording import Label
-from reconciliation.workflows import Choice, Step, StepKind, Workflow, closure
+from reconciliation.workflows import Choice, Step, StepKind, Workflow, closure, ring
 
 NOT_BEGUN = Label("", "not begun", "calm")
 WAITS = (State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
@@ -311,7 +311,19 @@ def _stuck_undos(progress: Progress) -> list[Obstacle]:
             found.append(Obstacle(f"The undo of {step.name} is stuck: {why}.", waits, undo, _said(undo)))
         elif undo is not None and undo.state in (State.PENDING, State.AMBIGUOUS):
             found.append(Obstacle(f"What became of the undo of {step.name} is being found out.", waits, undo))
-    return found
+    return found + _rings(progress)
+
+
+def _rings(progress: Progress) -> list[Obstacle]:
+    """Undos that wait for each other: a declaration that was run although the check at start refuses it."""
+
+    def needs(name: str) -> Iterable[str]:
+        return _undos_before(progress, _effect(progress, name))
+
+    rings = dict.fromkeys(frozenset(ring(step.name, needs)) for step in progress.to_undo())
+    named = [", ".join(step.name for step in progress.workflow.effects if step.name in each) for each in rings if each]
+    return [Obstacle(f"Undos wait for each other, so that none begins: {names}. Waive one that was done by hand.")
+            for names in named]  # fmt: skip
 
 
 def _undos_behind(progress: Progress, step: Step) -> set[str]:

@@ -115,7 +115,8 @@ def _settle(progress: Progress, lease: Held) -> None:
     undos = {step.name: progress.undo(step) for step in left}
     stuck = [step for step in left if is_stuck(step, undos[step.name])]
     moving = [undo for undo in undos.values() if undo is not None and _moves_by_itself(undo)]
-    if stuck and not moving:
+    # Undos that wait for each other are stuck, too: each only waits, and nothing else would call a person.
+    if not moving and (stuck or not progress.undoable()):
         return leases.stop(
             run,
             lease,

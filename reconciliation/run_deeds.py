@@ -75,10 +75,7 @@ def say_resume(run: Run) -> Say:
         return False, "The run has ended."
     if run.escalated_at is None:
         return False, "Automation has not stopped with this run."
-    stuck = _failed_undos(run) if run.state == RunState.COMPENSATING else ""
-    if stuck:
-        return False, f"The undo of {stuck} failed for good: try it again as a new intent on its page, or waive it."
-    again = "" if run.state == RunState.COMPENSATING else _stops_again(run)
+    again = _stays_stuck(run) if run.state == RunState.COMPENSATING else _stops_again(run)
     if again:
         return False, again
     return True, "Clears the mark: automation goes on from the first step that is not settled."
@@ -116,16 +113,21 @@ def _ways_out(run: Run) -> str:
     return f"Cancel the run{', or have what was applied undone' if undo else ''}."
 
 
-def _failed_undos(run: Run) -> str:
-    """The steps whose undo failed for good, where nothing but such ones is left: resuming would change nothing."""
+def _stays_stuck(run: Run) -> str:
+    """Why a run on its way back would not get on, and what helps; empty where an undo of it may move."""
     try:
         progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
     except registry.Unregistered:
         return ""
-    if any(_may_move(progress.undo(step)) for step in progress.undoable()):
+    left = progress.to_undo()
+    if not left or any(_may_move(progress.undo(step)) for step in progress.undoable()):
         return ""
     ended = (State.FAILED_TERMINAL, State.TERMINATED)
-    return ", ".join(step.name for step in progress.to_undo() if (u := progress.undo(step)) and u.state in ended)
+    failed = ", ".join(step.name for step in left if (u := progress.undo(step)) and u.state in ended)
+    if failed:
+        return f"The undo of {failed} failed for good: try it again as a new intent on its page, or waive it."
+    names = ", ".join(step.name for step in left)
+    return f"No undo of {names} can begin by itself. Where one was done by hand, waive it."
 
 
 def _may_move(undo: Operation | None) -> bool:

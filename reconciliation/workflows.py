@@ -186,6 +186,11 @@ def closure(name: str, needs: Callable[[str], Iterable[str]]) -> set[str]:
     return found
 
 
+def ring(name: str, needs: Callable[[str], Iterable[str]]) -> set[str]:
+    """Everything that `name` needs and that needs it, itself among them; empty where it stands in no ring."""
+    return {each for each in closure(name, needs) if name in closure(each, needs)}
+
+
 # Checking a declaration: each problem is one sentence
 
 
@@ -202,6 +207,7 @@ def problems(workflow: Workflow, repeat_of: Callable[[str, str], Repeat | None])
         yield from _order_problems(workflow, step, names)
     for step in workflow.effects:
         yield from _step_problems(workflow, step, repeat_of)
+    yield from _ring_problems(workflow)
 
 
 def _order_problems(workflow: Workflow, step: Step | Choice, names: list[str]) -> Iterator[str]:
@@ -249,8 +255,20 @@ def _undo_problems(workflow: Workflow, step: Step, repeat_of: Callable[[str, str
     if repeat_of(provider, step.undo.action) is None:
         yield f"the undo of {step.name!r} uses {provider}/{step.undo.action}, which no configured provider has"
     for needed in step.undo.after or ():
-        other = next((one for one in workflow.effects if one.name == needed), None)
-        if other is None:
-            yield f"the undo of {step.name!r} waits for that of {needed!r}, which is no step"
-        elif step.name in workflow.undo_needs(other):
-            yield f"the undos of {step.name!r} and {needed!r} wait for each other"
+        if needed not in {one.name for one in workflow.effects}:
+            yield f"the undo of {step.name!r} waits for that of {needed!r}, which is no step with an effect"
+
+
+def _ring_problems(workflow: Workflow) -> Iterator[str]:
+    """Undos that wait for each other, however many are in the ring: none of them would ever begin."""
+    steps = {step.name: step for step in workflow.effects}
+
+    def needs(name: str) -> Iterable[str]:
+        return workflow.undo_needs(steps[name]) if name in steps else ()
+
+    for found in dict.fromkeys(frozenset(ring(name, needs)) for name in steps):
+        *others, last = [repr(name) for name in steps if name in found] or [""]
+        if others:
+            yield f"the undos of {', '.join(others)} and {last} wait for each other, so that none of them would begin"
+        elif last:
+            yield f"the undo of {last} waits for itself"

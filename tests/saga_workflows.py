@@ -72,3 +72,12 @@ DECIDED = flow(
 )  # fmt: skip
 LOCKED = flow("locked", SHIP, lock=lambda claim: f"order:{claim['order']}")
 CAPPED = flow("capped", reversible("reserve"), SHIP, max_spend=100)
+
+
+# Declarations that the check at start refuses; not among what is declared here, but they may be run all the same.
+def ringed(name: str, **undo_after: tuple[str, ...] | None) -> Workflow:
+    """Steps of which each undo waits for those named; None: for all later ones."""
+    return flow(name, *(reversible(step, undo_after=after) for step, after in undo_after.items()), SHIP)
+
+
+REFUSED = (ringed("ring_of_two", a=("b",), b=("a",)), ringed("ring_of_three", a=("b",), b=None, c=("a",)))

@@ -20,8 +20,8 @@ OWN = (
 
 
 def declared(module: str) -> Iterator[Workflow]:
-    for thing in vars(import_module(module)).values():
-        for each in thing if isinstance(thing, tuple) else (thing,):
+    for name, thing in vars(import_module(module)).items():
+        for each in thing if isinstance(thing, tuple) and name != "REFUSED" else (thing,):
             if isinstance(each, Workflow):
                 yield each
 
@@ -86,3 +86,27 @@ def test_a_step_that_is_compensable_by_its_kind_is_not_taken_for_one_before_the_
     workflow = flows.flow("w", RESERVE, SHIP, PLAIN, flows.reversible("aside", after=()))
     assert [step.name for step in workflow.steps if workflow.before_pivot(step)] == ["reserve"]
     assert [step.name for step in workflow.steps if workflow.after_pivot(step)] == ["note"]
+
+
+# Undos that wait for each other
+
+
+def test_two_undos_that_wait_for_each_other_are_refused_once() -> None:
+    pair = flows.ringed("w", a=("b",), b=("a",))
+    assert list(problems(pair, kept)) == [
+        "the undos of 'a' and 'b' wait for each other, so that none of them would begin"
+    ]
+
+
+def test_a_ring_by_way_of_others_is_refused_and_names_all_that_are_in_it() -> None:
+    ring_of_three = flows.ringed("w", outside=("a",), a=("b",), b=None, c=("a",))
+    (said,) = problems(ring_of_three, kept)
+    assert said == "the undos of 'a', 'b' and 'c' wait for each other, so that none of them would begin"
+
+
+def test_an_undo_that_waits_for_itself_is_refused() -> None:
+    assert list(problems(flows.ringed("w", a=("a",)), kept)) == ["the undo of 'a' waits for itself"]
+
+
+def test_an_undo_may_wait_for_what_cannot_be_undone() -> None:
+    assert list(problems(flows.STAMP_FIRST, kept)) == []

@@ -13,6 +13,7 @@ from reconciliation.actors import Actor
 from reconciliation.models import Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected
 from tests import cast, run_shapes
+from tests.scripted import applied
 from tests.test_executor import stop
 from tests.test_sagas import CLAIM, settle
 
@@ -186,6 +187,18 @@ def test_only_what_waits_for_the_pivot_stands_below_its_line(ann, clerk, setting
     assert max(saga.index(name) for name in ("hotel", "pay", "print", "post", "stamp")) < line < saga.index("mail")
 
 
+def test_undos_that_wait_for_each_other_are_named_in_the_way(ann, clerk, settings, clock):
+    settings.AFTERCALL_WORKFLOWS = ["tests.saga_workflows.REFUSED"]
+    registry.forget()
+    clerk.answers(applied("a-1"), applied("b-1"), applied("c-1"), Rejected("no", status=402))
+    run = runs.start("ring_of_three", tenant="t_acme", workflow_id="r-1", input={"order": "1002"}, actor=AGENT)
+    settle(clock)
+    page = ann.get(f"/runs/{run.pk}")
+    block = part(page, "What is in the way")
+    assert "Undos wait for each other, so that none begins: a, b, c. Waive one that was done by hand." in block
+    assert "No undo of c, b, a can begin by itself." in text(page)
+
+
 def test_a_decision_shows_its_version_and_shown_fields_and_masks_the_others(ann, forked):
     run_shapes.PROPOSALS[:] = [{"tier": 7}, {"tier": "gold", "card": "4242 4242"}]
     run = runs.advance(trip().pk)
@@ -223,8 +236,6 @@ def step_of(call):
 
 
 def _unknown_at(step):
-    from tests.scripted import applied
-
     return lambda call: OutcomeUnknown("no answer") if step_of(call) == step else applied(call.key[:12])
 
 

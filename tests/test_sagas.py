@@ -29,7 +29,7 @@ LOST = OutcomeUnknown("no answer came")
 @pytest.fixture
 def sagas(clerk: Any, settings: Any, superuser_connection: Any) -> Any:
     names = [name for name, thing in vars(flows).items() if isinstance(thing, Workflow)]
-    settings.AFTERCALL_WORKFLOWS = [f"tests.saga_workflows.{name}" for name in names]
+    settings.AFTERCALL_WORKFLOWS = [f"tests.saga_workflows.{name}" for name in (*names, "REFUSED")]
     registry.forget()
     flows.PROPOSALS.clear()
     flows.ASKED.clear()
@@ -247,6 +247,24 @@ def test_an_undo_that_names_what_cannot_be_undone_waits_for_a_person(sagas: Any,
     assert not [step for step in states() if step.startswith("undo:")]
     assert run.waiting_for == "stuck: stamp; waiting: charge, reserve"
     cast.run_stands(run, None, waived=["stamp"], escalated_at=None, escalation_reason="")
+    runs.advance(run.pk)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+
+
+@pytest.mark.parametrize(("name", "steps"), [("ring_of_two", "b, a"), ("ring_of_three", "c, b, a")])
+def test_undos_that_wait_for_each_other_are_marked_for_a_person(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch, name: str, steps: str
+) -> None:
+    answer_by_step(sagas, monkeypatch, {"ship": REFUSED})
+    run = start(name)
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, run.escalation_reason) == (RunState.COMPENSATING, "undo_incomplete")
+    assert run.waiting_for == f"waiting: {steps}"
+    (resume,) = [each for each in actions.previews(run, actor=OLGA) if each.action == "resume"]
+    assert not resume.allowed
+    cast.run_stands(run, None, waived=["a"], escalated_at=None, escalation_reason="")
     runs.advance(run.pk)
     run.refresh_from_db()
     assert run.state == RunState.COMPENSATED
@@ -520,7 +538,8 @@ def test_a_broken_declaration_is_a_system_check_error(sagas: Any) -> None:
         (error,) = checks.declarations(None)
         assert error.id == "reconciliation.E001"
     registry.forget()
-    assert [error for error in checks.declarations(None) if error.id != "reconciliation.E002"] == []
+    found = [error.msg for error in checks.declarations(None) if error.id != "reconciliation.E002"]
+    assert {said.partition(" version")[0] for said in found} == {"Workflow ring_of_two", "Workflow ring_of_three"}
 
 
 def _allowed(run: Run) -> list[tuple[str, bool]]:
