@@ -33,6 +33,7 @@ from reconciliation.states import RUN_TERMINAL, RunState, State
 
 AGENT = Actor(id="agent:drill", kind="agent")
 ROUNDS = 80
+CRASHES = ("kill", "kill_unseen", "freeze")
 TABLES = [model._meta.db_table for model in (Operation, Run, Approval)]
 DUE = [*TABLES, Message._meta.db_table]
 NEXT_DUE = f"SELECT least({', '.join(f'(SELECT min(due_at) FROM {table})' for table in DUE)}), aftercall_now()"
@@ -66,6 +67,7 @@ class Seen:
     ended: str
     effects: int
     problems: list[str]
+    took: tuple[Halt, ...] = ()  # which of the disturbances took effect
 
     def told(self) -> dict[str, Any]:
         """As the report keeps it."""
@@ -79,6 +81,7 @@ class Stage:
         self.place, self.input = place, input
         self.real = dict(registry.providers())
         self.number = 0
+        self.took: list[Halt] = []
         self.world = World(now=self.now)
         self.tape = Tape()
         self._cast_doubles()
@@ -127,7 +130,8 @@ class Stage:
         if case.action:
             self.world.script.setdefault(case.action, []).insert(0, case.fault)
         self._ask_for(flow)
-        self.tape.disturb = {halt.at: self._disturbance(halt.how, flow) for halt in case.halts}
+        self.took = []
+        self.tape.disturb = {halt.at: self._disturbance(halt, flow) for halt in case.halts}
         with boundaries.recording(self.tape):
             problems = self._come_to_rest(flow)
             if flow.then is not None and not problems:
@@ -135,10 +139,11 @@ class Stage:
                 problems += self._come_to_rest(flow)
         ended = self._run()
         if ended is None:
-            return Seen(case, self.tape.passed, "never started", 0, [*problems, "the run was never started"])
+            problems.append("the run was never started")
+            return Seen(case, self.tape.passed, "never started", 0, problems, tuple(self.took))
         problems += list(self._problems(ended))
         told = f"{ended.state}{', escalated' if ended.escalated_at else ''}"
-        return Seen(case, self.tape.passed, told, len(self.world.effects), problems)
+        return Seen(case, self.tape.passed, told, len(self.world.effects), problems, tuple(self.took))
 
     def _ask_for(self, flow: Flow) -> None:
         """Start the run, or make a job whose time has just come: then the beat starts it."""
@@ -155,13 +160,17 @@ class Stage:
     def _run(self) -> Any:
         return Run.objects.filter(Q(workflow_id=self.name) | Q(workflow_id__startswith=f"{self.name}@")).first()
 
-    def _disturbance(self, how: str, flow: Flow) -> Callable[[], None]:
-        return {
-            "kill": lambda: self._die(seen=True),
-            "kill_unseen": lambda: self._die(seen=False),
-            "freeze": lambda: self._freeze(flow),
-            "cancel": self._cancel,
-        }[how]
+    def _disturbance(self, halt: Halt, flow: Flow) -> Callable[[], None]:
+        """What is done at the boundary; it is noted where it takes effect."""
+
+        def disturb() -> None:
+            if (halt.how == "freeze" and self._freeze(flow)) or (halt.how == "cancel" and self._cancel()):
+                self.took.append(halt)
+            elif halt.how.startswith("kill"):
+                self.took.append(halt)
+                self._die(seen=halt.how == "kill")
+
+        return disturb
 
     def _die(self, *, seen: bool) -> None:
         name = workers._known.get(workers.os.getpid())
@@ -171,13 +180,13 @@ class Stage:
             )
         self.tape.kill()
 
-    def _freeze(self, flow: Flow) -> None:
+    def _freeze(self, flow: Flow) -> bool:
         """The worker sleeps, in the middle of whatever it does; others go on until nothing is due; it wakes up.
 
         Not within a transaction: the others would have to wait for its locks, and there is one connection here.
         """
         if connections["default"].in_atomic_block:
-            return
+            return False
         mine = dict(workers._known)
         workers._known.clear()
         try:
@@ -185,21 +194,23 @@ class Stage:
         finally:
             workers._known.clear()
             workers._known.update(mine)
+        return True
 
-    def _cancel(self) -> None:
+    def _cancel(self) -> bool:
         """A person cancels in another process, at this very moment; refused where the run has ended."""
         run = self._run()
         if run is None or connections["default"].in_atomic_block:
-            return
+            return False
         was, self.tape.disturb = self.tape.disturb, {}
         before = len(self.tape.passed)
         try:
             runs.cancel(run.pk, actor=PERSON, version=run.version, reason="drill")
         except transition.TransitionRefused:
-            pass
+            return False
         finally:
             del self.tape.passed[before:]
             self.tape.disturb = was
+        return True
 
     def _as_worker(self, work: Callable[[], Any]) -> Any:
         """Do it; a killed worker leaves what it left, and the next one has a name of its own."""

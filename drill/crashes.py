@@ -32,7 +32,9 @@ def part(asked: Asked) -> Told:
     )  # fmt: skip
     if tally.places and not any(" ledger_" in name for name in tally.places):
         tally.failures.append({"problems": ["no write to the ledger was a boundary: nothing was crashed there"]})
-    told = _told(tally, seeds=(asked.seed, asked.seed + doubles))
+    if not asked.quick and tally.cases[sweep.DOUBLE] < doubles:
+        tally.failures.append({"problems": [f"{tally.cases[sweep.DOUBLE]} double crashes, not {doubles}"]})
+    told = _told(tally, seeds=(asked.seed, asked.seed + doubles * sweep.DRAWS))
     if not any(name == "forward: succeeded" for name in tally.ended):
         told.notes.append(
             "No run succeeded. A double answers with an id and the fields of the request; a step that needs more of a "
@@ -57,5 +59,5 @@ def _told(tally: sweep.Tally, *, seeds: tuple[int, int]) -> Told:
             "where they were disturbed": (("place", "cases"), places),
         },
         failures=tally.failures,
-        notes=[f"Double crashes have the seeds {seeds[0]} to {seeds[1] - 1}."],
+        notes=[f"Pairs are drawn with seeds from {seeds[0]} to {seeds[1] - 1}, as many as it takes."],
     )

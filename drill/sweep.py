@@ -9,18 +9,35 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from drill.crash import Case, Halt, Seen, Stage
-from drill.flows import AGREED, BACK, CANCELLED, FORWARD, actions_of, flows
+from drill.crash import CRASHES, Case, Halt, Seen, Stage
+from drill.flows import (
+    AGREED,
+    BACK,
+    CANCELLED,
+    DENIED,
+    FORWARD,
+    RECORDED,
+    RECORDED_BACK,
+    SCHEDULED,
+    UNANSWERED,
+    actions_of,
+    flows,
+)
 from drill.world import FAULTS
 from reconciliation.providers.base import Json
 
 NO_FAULT = "no fault"
 TROUBLE = tuple(name for name in FAULTS if name != NO_FAULT)
-DISTURBANCES = ("kill", "kill", "kill_unseen", "freeze", "freeze", "cancel")
+SOME = TROUBLE[5::3]  # for the calls of flows that others play with every fault
+EVERY_FAULT = (FORWARD, BACK, AGREED, DENIED, UNANSWERED, SCHEDULED)
+OF_THEIR_OWN = ("outcome.record", "outcome.strike")  # calls of the flows that record here, and of no other
+DRAWN = (*CRASHES, *CRASHES, "cancel")
+DOUBLE = "double crash"
+SHARE, DRAWS = 10, 10  # double crashes a job; pairs drawn for one of them, at most
 
 
 @dataclass(frozen=True)
@@ -52,9 +69,8 @@ class Tally:
         self.cases[kind] += 1
         self.ended[f"{seen.case.flow}: {seen.ended}"] += 1
         self.effects += seen.effects
-        for halt in seen.case.halts:
-            if halt.at < len(seen.boundaries):
-                self.places[f"{halt.how} at {seen.boundaries[halt.at]}"] += 1
+        for halt in seen.took:
+            self.places[f"{halt.how} at {seen.boundaries[halt.at]}"] += 1
         if seen.problems:
             self.failures.append(seen.told() | {"at": [seen.boundaries[h.at : h.at + 1] for h in seen.case.halts]})
 
@@ -67,50 +83,104 @@ class Tally:
 
 
 def jobs(workflow: Any, *, every: int, doubles: int, seed: int) -> list[Job]:
-    """The whole sweep. The first crash of a pair is any; so is what it does."""
+    """The whole sweep: each flow with each kind of crash, each call of it with its faults, and pairs by seed."""
     found: list[Job] = []
     for flow, what in flows(workflow).items():
-        hows = ("cancel",) if flow == CANCELLED else ("kill", "freeze", "kill_unseen")
+        hows = ("cancel", "kill") if flow == CANCELLED else CRASHES
         found += [Job("singles", flow, how=how, every=every) for how in hows]
         for action in actions_of(workflow, what):
-            for fault in TROUBLE if flow in (FORWARD, BACK, AGREED) else TROUBLE[5::3]:
-                found.append(Job("singles", flow, fault, action, how=hows[0], every=every))
-    found += [Job("doubles", seed=seed + n, count=min(50, doubles - n)) for n in range(0, doubles, 50)]
+            for how in hows if flow == CANCELLED else ("kill",):
+                found += [Job("singles", flow, fault, action, how, every) for fault in _faults(flow, action)]
+    found += [
+        Job("doubles", seed=seed + n * DRAWS, count=min(SHARE, doubles - n)) for n in range(0, doubles, SHARE)
+    ]  # fmt: skip
     random.Random(seed).shuffle(found)
     return found
 
 
-def do(stage: Stage, workflow: Any, job: Job) -> Tally:
-    """Play the cases of one job."""
+def _faults(flow: str, action: str) -> tuple[str, ...]:
+    own = flow in (RECORDED, RECORDED_BACK) and action in OF_THEIR_OWN
+    return TROUBLE if flow in EVERY_FAULT or own else SOME
+
+
+Plain = dict[tuple[str, str, str], Seen]
+
+
+def do(stage: Stage, workflow: Any, job: Job, plain: Plain | None = None) -> Tally:
+    """Play the cases of one job. `plain` keeps the undisturbed runs from which this process has drawn pairs."""
     tally = Tally()
-    for kind, case in _singles(stage, workflow, job) if job.kind == "singles" else _doubles(workflow, job):
-        tally.add(kind, stage.play(case, flows(workflow)[case.flow]))
+    if job.kind == "doubles":
+        _doubles(stage, workflow, job, tally, plain if plain is not None else {})
+        return tally
+    for case in _singles(stage, workflow, job, tally):
+        seen = stage.play(case, flows(workflow)[case.flow])
+        tally.add("single" if len(seen.took) == len(case.halts) else "single, without effect", seen)
     return tally
 
 
-def _singles(stage: Stage, workflow: Any, job: Job) -> Iterator[tuple[str, Case]]:
-    plain = Case(job.flow, job.fault, job.action)
-    seen = stage.play(plain, flows(workflow)[job.flow])
-    yield "undisturbed", plain
-    if job.action and not any(name.startswith(f"{job.action}:") for name in seen.boundaries):
+def _singles(stage: Stage, workflow: Any, job: Job, tally: Tally) -> Iterator[Case]:
+    basis = _basis(stage, workflow, Case(job.flow, job.fault, job.action), cancelled=job.how != "cancel")
+    tally.add("undisturbed", basis)
+    called = [n for n, name in enumerate(basis.boundaries) if name.startswith(f"{job.action}:")]
+    if job.action and not called:
         return  # this flow does not come to that call
     # Before the faulted call comes up, the run is as without the fault, which has a job of its own.
-    first = (
-        next((n for n, name in enumerate(seen.boundaries) if name.startswith(f"{job.action}:")), 3) if job.action else 0
-    )
-    for at in range(max(first - 3, 0), len(seen.boundaries), job.every):
-        yield "single", Case(job.flow, job.fault, job.action, (Halt(job.how, at),), seed=at)
+    first = max(called[0] - 3, 0) if job.action else 0
+    for at in range(first, len(basis.boundaries), job.every):
+        if all(halt.at != at for halt in basis.case.halts):
+            yield replace(basis.case, halts=(*basis.case.halts, Halt(job.how, at)), seed=at)
 
 
-def _doubles(workflow: Any, job: Job) -> Iterator[tuple[str, Case]]:
-    for number in range(job.count):
-        dice = random.Random((job.seed + number) * 7919)
-        flow = dice.choice(list(flows(workflow)))
-        fault = dice.choice(list(FAULTS))
-        action = dice.choice(actions_of(workflow, flows(workflow)[flow]))
-        first = dice.randrange(70)
-        halts = tuple(Halt(dice.choice(DISTURBANCES), at) for at in (first, first + 1 + dice.randrange(40)))
-        yield "double", Case(flow, fault, action, halts, seed=job.seed + number)
+def _basis(stage: Stage, workflow: Any, case: Case, *, cancelled: bool) -> Seen:
+    """Play it undisturbed. A flow that is cancelled is so at the last call before its pivot: all of that is undone."""
+    flow = flows(workflow)[case.flow]
+    seen = stage.play(case, flow)
+    if case.flow != CANCELLED or not cancelled:
+        return seen
+    at = _last_call(seen.boundaries, (workflow.pivot or workflow.effects[-1]).action)
+    return stage.play(replace(case, halts=(Halt("cancel", at),)), flow)
+
+
+def _last_call(passed: list[str], before: str) -> int:
+    end = next((n for n, name in enumerate(passed) if name.startswith(f"{before}:")), len(passed))
+    calls = [n for n, name in enumerate(passed[:end]) if name.endswith(": about to leave")]
+    return calls[-1] if calls else len(passed) // 2
+
+
+def _doubles(stage: Stage, workflow: Any, job: Job, tally: Tally, plain: Plain) -> None:
+    """Draw pairs until so many of them were double crashes."""
+    for number in range(job.count * DRAWS):
+        case = _drawn(stage, workflow, job.seed + number, tally, plain)
+        seen = stage.play(case, flows(workflow)[case.flow])
+        tally.add(kind_of_pair(seen), seen)
+        if tally.cases[DOUBLE] == job.count:
+            return
+    tally.failures.append({"problems": [f"{job.count * DRAWS} pairs made {tally.cases[DOUBLE]} double crashes"]})
+
+
+def _drawn(stage: Stage, workflow: Any, seed: int, tally: Tally, plain: Plain) -> Case:
+    """Two disturbances, within the run that they disturb as it is without them."""
+    dice = random.Random(seed * 7919)
+    flow = dice.choice(list(flows(workflow)))
+    key = (flow, dice.choice(list(FAULTS)), dice.choice(actions_of(workflow, flows(workflow)[flow])))
+    if key not in plain:
+        plain[key] = _basis(stage, workflow, Case(*key), cancelled=True)
+        tally.add("undisturbed", plain[key])
+    basis = plain[key]
+    taken = {halt.at for halt in basis.case.halts}
+    points = dice.sample([at for at in range(len(basis.boundaries)) if at not in taken], 2)
+    pair = tuple(Halt(dice.choice(DRAWN), at) for at in sorted(points))
+    return replace(basis.case, halts=(*basis.case.halts, *pair), seed=seed)
+
+
+def kind_of_pair(seen: Seen) -> str:
+    """Under which name a pair is counted. A cancel that belongs to the flow is neither of its two."""
+    pair = seen.case.halts[-2:]
+    of = "pair of crashes" if all(halt.how in CRASHES for halt in pair) else "crash and a person's cancel"
+    took = sum(halt in seen.took for halt in pair)
+    if took == 2:
+        return DOUBLE if of == "pair of crashes" else of
+    return f"{of}, {'one' if took else 'none'} took effect"
 
 
 # Many processes
@@ -155,11 +225,12 @@ def _be(
         with boundaries.installed():  # kept until the end: a generator that nobody holds takes its wraps off at once
             stage = Stage(place.enter(folder, f"sweep_{os.getpid()}_{number}"), input=input)
             declared = registry.workflow(workflow)
+            plain: Plain = {}
             for job in share:
                 if time.monotonic() > until:
                     break
                 began = time.monotonic()
-                tally = do(stage, declared, job)
+                tally = do(stage, declared, job, plain)
                 tally.seconds = time.monotonic() - began
                 results.put(tally)
             results.put(_verified())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drill import book, boundaries, sweep
+from drill import book, boundaries
 from drill.crash import Case, Halt, Stage
 from drill.crashes import ORDER
 from drill.flows import CONSENTED, flows
@@ -133,11 +133,6 @@ def test_a_beat_lost_anywhere_starts_a_scheduled_run_once(stage: Stage, how: str
     for at in range(0, first + 12):
         seen = play(stage, Case("scheduled", "no fault", "", (Halt(how, at),)))
         assert not seen.problems, (seen.boundaries[at], seen.ended)
-
-
-def test_pairs_of_disturbances_by_seed_leave_nothing_wrong(stage: Stage) -> None:
-    tally = sweep.do(stage, DAMAGED_ITEM, sweep.Job("doubles", seed=20260, count=12))
-    assert (tally.cases["double"], tally.failures) == (12, [])
 
 
 @pytest.mark.parametrize("fault", FAULTS)
