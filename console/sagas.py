@@ -15,6 +15,7 @@ from console.ledger import spec_of
 from console.stories import decided_moment
 from reconciliation import registry, run_deeds, sealing, wording
 from reconciliation.compensation import is_stuck
+from reconciliation.leases import HANDLER, LOCK
 from reconciliation.models import Chosen, JournalEntry, Operation, Run
 from reconciliation.progress import UNDO, Progress
 from reconciliation.providers.base import Repeat
@@ -298,7 +299,7 @@ def _obstacles(progress: Progress) -> list[Obstacle]:
         return []
     if progress.run.state == RunState.COMPENSATING:
         return _stuck_undos(progress)
-    return _stuck_steps(progress) + _lock_of_others(progress.run)
+    return _stuck_steps(progress) + _lock_of_others(progress.run) + _no_handler(progress.run)
 
 
 def _stuck_undos(progress: Progress) -> list[Obstacle]:
@@ -387,12 +388,18 @@ def _followers(progress: Progress, name: str) -> tuple[str, ...]:
 
 
 def _lock_of_others(run: Run) -> list[Obstacle]:
-    if not run.waiting_for.startswith(wording.LOCK):
+    if not run.waiting_for.startswith(LOCK):
         return []
     holder = Run.objects.filter(tenant=run.tenant, lock=run.lock, lock_held=True).first()
     if holder is None or holder.pk == run.pk:
         return []
     return [Obstacle(f"It works on {run.lock}, which another run has to itself:", other=holder)]
+
+
+def _no_handler(run: Run) -> list[Obstacle]:
+    if not run.waiting_for.startswith(HANDLER):
+        return []
+    return [Obstacle(f"No worker went on with it so far: {run.waiting_for.removeprefix(HANDLER)}.")]
 
 
 # What became of it

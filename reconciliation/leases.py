@@ -8,6 +8,8 @@ import structlog
 from django.conf import settings
 from django.db import IntegrityError
 
+from audit.log import Fact
+
 from . import registry, transition, workers
 from .actors import SYSTEM, Actor
 from .claims import Held
@@ -22,6 +24,10 @@ log = structlog.get_logger(__name__)
 # Marks that stand for those of a run's steps: when a step moves, the run goes on without being told to (ledger.sql).
 FOR_A_STEP = ("step_needs_person", "undo_incomplete")
 
+# How `waiting_for` begins where a run waits for no step of its own.
+LOCK = "lock: "
+HANDLER = "handler: "
+
 CHOICE_SECONDS = 120.0  # a model may take its time to propose
 
 
@@ -34,12 +40,21 @@ def of_step(step: Step | Choice) -> float:
     """Seconds that one step may hold its run."""
     if isinstance(step, Choice):
         return with_margin(CHOICE_SECONDS)
-    return with_margin(lease_seconds(registry.spec(step.provider, step.action)))
+    return of_action(step.provider, step.action)
+
+
+def of_action(provider: str, action: str) -> float:
+    """Seconds that one attempt of an action may hold its run. Raises registry.Unregistered."""
+    return with_margin(lease_seconds(registry.spec(provider, action)))
 
 
 def longest(workflow: Workflow) -> float:
-    """Seconds of the first lease: enough for any one step. Raises registry.Unregistered where a handler is missing."""
-    return max((of_step(step) for step in workflow.steps), default=with_margin(0))
+    """Seconds of the first lease: enough for any one step.
+
+    Raises registry.Unregistered where a handler of a step or of an undo is missing here.
+    """
+    undos = [of_action(step.undo.provider or step.provider, step.undo.action) for step in workflow.effects if step.undo]
+    return max([*map(of_step, workflow.steps), *undos], default=with_margin(0))
 
 
 def take(run: Run, *, to: RunState, actor: Actor, seconds: float) -> Held:
@@ -83,19 +98,31 @@ def give_back(run: Run, lease: Held, *, actor: Actor, undoing: bool) -> None:
 def wait_for_lock(run: Run) -> None:
     """Leave the run pending and say what it waits for."""
     holder = Run.objects.filter(tenant=run.tenant, lock=run.lock, lock_held=True).only("pk", "workflow_id").first()
-    if run.waiting_for.startswith("lock:"):
-        return  # told already; the sweep brings it back
+    waits = f"{LOCK}held by run {holder.workflow_id if holder else '?'}"
+    _say_once(run, waits, SYSTEM.fact("lock_held", holder=holder.pk if holder else None))
+
+
+def leave_to_others(run: Run, missing: registry.Unregistered) -> None:
+    """This process has no handler for it: leave it where it stands to one that has, and say so."""
+    log.warning("run_left_to_others", run=run.pk, why=str(missing))
+    _say_once(run, f"{HANDLER}{missing}"[:200], SYSTEM.fact("left_to_others", missing=str(missing)))
+
+
+def _say_once(run: Run, waits: str, fact: Fact) -> None:
+    """Say what the run waits for, unless it says so already. The sweep brings it back."""
+    if run.waiting_for == waits:
+        return
     try:
         transition.transition(
             run.subject,
             to=None,
             version=run.version,
-            patch={"waiting_for": f"lock: held by run {holder.workflow_id if holder else '?'}"},
+            patch={"waiting_for": waits},
             after={"due_at": float(settings.AFTERCALL_TAKE_AGAIN)},
-            fact=SYSTEM.fact("lock_held", holder=holder.pk if holder else None),
+            fact=fact,
         )
     except TransitionRefused as refusal:
-        log.info("lock_wait_not_recorded", run=run.pk, verdict=refusal.verdict)
+        log.info("wait_not_recorded", run=run.pk, verdict=refusal.verdict)
 
 
 def stop(

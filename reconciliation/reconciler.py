@@ -116,7 +116,7 @@ def expire(operation: Operation) -> Operation:
 def needs_a_person(operation: Operation, spec: ActionSpec | None) -> str:
     """Why no look-up will ever tell what became of a lost worker's attempt; empty where one may."""
     if spec is None:
-        return "no_handler"
+        return ""  # another worker may have the handler: it is looked up until its time is over
     provider = registry.provider(operation.provider)
     return "nothing_can_find_out" if nothing_can_find_out(ErrorClass.UNKNOWN, spec, provider) else ""
 
@@ -317,6 +317,10 @@ def _apply(evidence: Evidence, actor: Actor) -> LookedUp:
     if operation.state != State.AMBIGUOUS:
         return _apply_to_known(evidence, actor, observed)
     judgement = judge_report(evidence) if evidence.report is not None else judge(evidence)
+    if judgement.escalate == "no_conclusive_answer" and spec_or_none(operation) is None:
+        judgement = replace(
+            judgement, escalate="no_handler", patch={**judgement.patch, "escalation_reason": "no_handler"}
+        )
     if judgement.to is State.SUCCEEDED and _was_called_failed(operation):
         judgement = _loud(judgement)
     if operation.waived:

@@ -150,8 +150,8 @@ def advance(pk: int, *, actor: Actor = SYSTEM) -> Run:
         to = RunState.COMPENSATING if undoing else RunState.RUNNING
         lease = leases.take(run, to=to, actor=actor, seconds=leases.longest(workflow))
     except registry.Unregistered as missing:
-        log.warning("run_left_to_others", run=pk, why=str(missing))
-        return run
+        leases.leave_to_others(run, missing)
+        return Run.objects.get(pk=pk)
     except transition.LockHeld:
         leases.wait_for_lock(run)
         return Run.objects.get(pk=pk)

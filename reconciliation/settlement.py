@@ -311,5 +311,5 @@ def lease_expired(
         "reason_code": "worker_lost",
         "look_ups": 0,
     }
-    escalate = spec.escalate_after.total_seconds() if spec else 0.0
+    escalate = (spec or ActionSpec()).escalate_after.total_seconds()  # unknown here: a worker that knows it may look up
     return patch, {"due_at": 0, "lease_ended_at": 0, "escalate_at": escalate}

@@ -6,6 +6,7 @@ A queue task is a wake-up that may come twice, late or never; what is due stands
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -84,10 +85,18 @@ def _retry(operation: Operation) -> None:
         retrying.retry(operation.pk, version=operation.version)
     except retrying.NotRetryable:
         call_a_person(operation, "seen_after_all")
-    except registry.Unregistered:
-        call_a_person(operation, "no_handler")
+    except registry.Unregistered as missing:
+        _leave_to_others(operation, missing)
     except CannotOpen:
         call_a_person(operation, "request_unreadable")
+
+
+def _leave_to_others(operation: Operation, missing: registry.Unregistered) -> None:
+    """This process has no handler for it: another may, for as long as deployments take to be rolled out."""
+    log.warning("operation_left_to_others", operation=operation.pk, why=str(missing))
+    since = max(operation.updated_at, operation.not_before or operation.updated_at)
+    if transition.database_now() - since >= timedelta(seconds=settings.AFTERCALL_STUCK_AFTER):
+        call_a_person(operation, "no_handler")
 
 
 def call_a_person(operation: Operation, reason: str) -> None:

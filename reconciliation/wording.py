@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 from .fence_wording import SHORT
 from .judgement import absence_provable_at
+from .leases import HANDLER, LOCK
 from .models import Job, JournalEntry, Limit, Operation, Run, Slot
 from .occurrences import Missed, Overlap, SlotState
 from .providers.base import ActionSpec, Json, Repeat, Verdict
@@ -211,6 +212,7 @@ REASONS: dict[str, str] = {
     "step_attempted": "a step was attempted",
     "step_waits": "a step waits for its due time",
     "step_unknown": "the outcome of a step is unknown",
+    "left_to_others": "left to a worker that has a handler for it",
     "step_needs_person": "a step waits for a person's decision",
     "step_failed": "a step failed, and nothing was applied before it",
     "step_failed_after_pivot": "a step after the pivot failed for good; the way is forward only",
@@ -932,10 +934,8 @@ def run_lede(run: Run, operations: Iterable[Operation]) -> str:
         return f"It waits for a person to decide about {', '.join(called)}."
     if unknown:
         return f"It waits until the outcome of {', '.join(unknown)} is known."
-    if run.waiting_for.startswith(LOCK):
-        return (
-            f"It waits for {run.waiting_for.removeprefix(LOCK).replace('held by ', '')}, which works on the same thing."
-        )
+    if _for_others(run):
+        return f"It {_for_others(run)}."
     return {
         RunState.PENDING: f"It goes on when {run.waiting_for or 'it'} is due.",
         RunState.RUNNING: f"A worker holds it{f', at {run.waiting_for}' if run.waiting_for else ''}.",
@@ -963,11 +963,13 @@ def _on_a_word(operations: Iterable[Operation]) -> str:
     return "".join(parts)
 
 
-LOCK = "lock: "
-
-
-def _for_lock(run: Run) -> str:
-    return f"waits for {run.waiting_for.removeprefix(LOCK).replace('held by ', '')}, which works on the same thing"
+def _for_others(run: Run) -> str:
+    """What a run waits for that is none of its steps; empty where it waits for none such."""
+    if run.waiting_for.startswith(LOCK):
+        return f"waits for {run.waiting_for.removeprefix(LOCK).replace('held by ', '')}, which works on the same thing"
+    if run.waiting_for.startswith(HANDLER):
+        return f"waits for a worker that can go on with it: {run.waiting_for.removeprefix(HANDLER)}"
+    return ""
 
 
 def _ended(run: Run, unknown: list[str]) -> str:
@@ -990,8 +992,8 @@ def run_stands(run: Run, *, now: datetime) -> str:
     if run.state in RUN_TERMINAL or run.state == RunState.COMPENSATING:
         named = f": {run.waiting_for}" if run.waiting_for and run.state != RunState.CANCELLED else ""
         return f"{reason(run.reason_code)}{named}" if run.reason_code else run_label(run.state).word
-    if run.waiting_for.startswith(LOCK):
-        return _for_lock(run)
+    if _for_others(run):
+        return _for_others(run)
     if run.state == RunState.RUNNING:
         return f"a worker holds it{at}"
     if run.state in (RunState.UNCERTAIN, RunState.AWAITING_APPROVAL):

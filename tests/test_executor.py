@@ -615,12 +615,27 @@ def test_a_request_that_cannot_be_opened_costs_no_attempt_and_is_shown(clerk, cl
     assert (row(pk).attempts, row(pk).escalation_reason) == (1, "request_unreadable")
 
 
+def test_a_due_retry_is_left_to_a_worker_that_has_its_provider(clerk, clock, settings):
+    clerk.answers(DOWN, applied("r-1"))
+    pk = perform(order(), actor=AGENT).pk
+    there, settings.AFTERCALL_PROVIDERS = settings.AFTERCALL_PROVIDERS, []
+    registry.forget()
+    clock.advance(minutes=5)
+    sweeping.sweep()
+    assert (row(pk).attempts, row(pk).escalated_at) == (1, None)
+    settings.AFTERCALL_PROVIDERS = there
+    registry.forget()
+    clock.advance(minutes=5)
+    sweeping.sweep()
+    assert row(pk).state == "succeeded"
+
+
 def test_a_provider_that_is_no_longer_configured_is_shown(clerk, clock, settings):
     clerk.answers(DOWN)
     pk = perform(order(), actor=AGENT).pk
     settings.AFTERCALL_PROVIDERS = []
     registry.forget()
-    clock.advance(minutes=5)
+    clock.advance(hours=2)
     sweeping.sweep()
     assert (row(pk).attempts, row(pk).escalation_reason) == (1, "no_handler")
 

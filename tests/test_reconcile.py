@@ -483,18 +483,38 @@ def test_without_its_provider_an_operation_is_still_watched_and_then_shown(clerk
     for _ in range(20):
         clock.advance(minutes=5)
         sweeping.sweep()
-    assert (row(pk).state, row(pk).escalation_reason) == ("ambiguous", "no_conclusive_answer")
+    assert (row(pk).state, row(pk).escalation_reason) == ("ambiguous", "no_handler")
 
 
-def test_an_expired_claim_without_its_provider_goes_to_a_person(clerk, clock, monkeypatch, settings):
+@pytest.fixture
+def expired_elsewhere(clerk, clock, monkeypatch, settings):
+    """An operation whose worker was lost, found by a process that does not have its provider."""
     monkeypatch.setattr(executor, "settle", lambda claim, judged: None)
     perform(order(), actor=AGENT)
-    settings.AFTERCALL_PROVIDERS = []
+    pk = executor.Operation.objects.get().pk
+    there, settings.AFTERCALL_PROVIDERS = settings.AFTERCALL_PROVIDERS, []
     registry.forget()
     clock.advance(60)
     sweeping.sweep()
-    operation = executor.Operation.objects.get()
-    assert (operation.state, operation.escalation_reason) == ("ambiguous", "no_handler")
+    assert (row(pk).state, row(pk).escalated_at) == ("ambiguous", None)
+    return pk, there
+
+
+def test_an_expired_claim_is_left_to_a_worker_that_has_its_provider(expired_elsewhere, clerk, clock, settings):
+    pk, settings.AFTERCALL_PROVIDERS = expired_elsewhere
+    registry.forget()
+    clerk.sees(found("r-1", amount=4200))
+    clock.advance(minutes=5)
+    sweeping.sweep()
+    assert row(pk).state == "succeeded"
+
+
+def test_an_expired_claim_whose_provider_nobody_has_goes_to_a_person_in_the_end(expired_elsewhere, clock):
+    pk, _ = expired_elsewhere
+    for _ in range(20):
+        clock.advance(minutes=5)
+        sweeping.sweep()
+    assert (row(pk).state, row(pk).escalation_reason) == ("ambiguous", "no_handler")
 
 
 def test_a_request_that_cannot_be_opened_does_not_end_the_look_ups(clerk, clock, settings):

@@ -15,7 +15,7 @@ from reconciliation.actions import Press
 from reconciliation.models import Chosen, Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
 from reconciliation.states import RunState, State
-from reconciliation.workflows import Workflow, problems
+from reconciliation.workflows import Step, Undo, Workflow, problems
 from tests import cast
 from tests import saga_workflows as flows
 from tests.ledger import changes_without_audit
@@ -161,6 +161,26 @@ def test_a_person_finishes_an_undo_and_the_rest_follows_by_itself(sagas: Any, cl
     assert run.state == RunState.COMPENSATED
     assert sagas.effects.count(undo.key) == 1
     assert sagas.effects.count(Operation.objects.get(step="undo:reserve").key) == 1
+
+
+UNDONE_ELSEWHERE = flows.flow(
+    "undone_elsewhere",
+    Step(
+        name="stamp", provider="clerk", action="keyed", request=flows.order,
+        undo=Undo(provider="archive", action="strike", request=flows.undone),
+    ),
+)  # fmt: skip
+
+
+def test_a_worker_without_the_handler_of_an_undo_leaves_the_run_to_another(sagas: Any, settings: Any) -> None:
+    settings.AFTERCALL_WORKFLOWS = ["tests.test_sagas.UNDONE_ELSEWHERE"]
+    registry.forget()
+    run = start("undone_elsewhere")
+    sweeping.sweep()
+    run.refresh_from_db()
+    assert (run.state, run.escalated_at) == (RunState.PENDING, None)
+    assert run.waiting_for.startswith("handler: no provider 'archive' is configured here")
+    assert sagas.calls == []
 
 
 @pytest.mark.case("G1")
