@@ -51,7 +51,7 @@ class ApprovalView:
     @property
     def too_late_for_its_run(self) -> bool:
         """Whether nothing would be sent any more; what is undone after the end, and the run itself, are not."""
-        after_the_end = self.operation is None or self.operation.undo_of_id is not None
+        after_the_end = self.operation is None or self.operation.stands_alone
         return self.run is not None and self.going is None and not after_the_end
 
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 from functools import partial
 
 from django.conf import settings
+from django.db.models import Q
 
 from . import leases, stepping, transition
 from .actors import SYSTEM, Actor
 from .claims import Held, Intent
 from .keys import Identity
-from .models import Operation, Run
+from .models import JournalEntry, Operation, Run
 from .progress import UNDO, Progress, next_due
 from .states import RunState, State
 from .workflows import Step, Workflow
+
+VERSIONS = 1000  # left out after a restore
 
 
 def after_failure(progress: Progress, lease: Held) -> None:
@@ -57,10 +60,14 @@ def walk_back(run: Run, workflow: Workflow, lease: Held) -> None:
             return leases.stop(run, lease, step=fault[0], reason=fault[1], to=RunState.COMPENSATING)
 
 
-def end_waiting(run: Run, *, reason_code: str, actor: Actor, reason: str = "") -> list[Operation]:
-    """End forward steps that wait to be sent: nothing of them was applied, and nothing more is sent. Returns them."""
+def end_waiting(run: Run, *, reason_code: str, actor: Actor, reason: str = "", undos: bool = False) -> list[Operation]:
+    """End forward steps that wait to be sent: nothing of them was applied, and nothing more is sent. Returns them.
+
+    `undos` ends those too of which nothing was ever seen; one that was seen stays with whom it called.
+    """
+    which = Q(undo_of=None) | Q(sighted=False) if undos else Q(undo_of=None)
     waiting = Operation.objects.filter(
-        run=run, undo_of=None, state__in=(State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
+        which, run=run, state__in=(State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
     ).order_by("id")
     ended = list(waiting)
     for operation in ended:
@@ -76,7 +83,29 @@ def end_waiting(run: Run, *, reason_code: str, actor: Actor, reason: str = "") -
 
 def _may_start(progress: Progress, step: Step) -> bool:
     undo = progress.undo(step)
-    return undo is None or (undo.state in (State.READY, State.FAILED_RETRYABLE) and undo.escalated_at is None)
+    if undo is None or stopped_with_run(undo):
+        return True
+    return undo.state in (State.READY, State.FAILED_RETRYABLE) and undo.escalated_at is None
+
+
+def stopped_with_run(undo: Operation) -> bool:
+    """Whether only the end of its run ended it: where a person sets the run going again, a new intent follows it."""
+    return undo.is_over and undo.reason_code in ("run_cancelled", "run_ended")
+
+
+def rise(operation: Operation) -> int:
+    """By how much the version of the next intent rises. Versions that may have been given out in a lost time are left
+    out: their keys may be known to the provider, with other bytes.
+    """
+    restored = JournalEntry.objects.filter(operation=operation, kind="restored").exists()
+    return VERSIONS if restored else 1
+
+
+def _version(progress: Progress, step: Step, done: Operation) -> int:
+    undo = progress.undo(step)
+    if undo is None:
+        return done.intent_version
+    return undo.intent_version + (rise(undo) if stopped_with_run(undo) else 0)
 
 
 def undo_intent(progress: Progress, step: Step, *, held: Held | None) -> Intent:
@@ -90,7 +119,7 @@ def undo_intent(progress: Progress, step: Step, *, held: Held | None) -> Intent:
             workflow_id=done.workflow_id,
             step=UNDO + step.name,
             business_object=done.business_object,
-            intent_version=progress.version(UNDO + step.name, at_least=done.intent_version),
+            intent_version=_version(progress, step, done),
         ),
         provider=step.undo.provider or step.provider,
         action=step.undo.action,
@@ -142,8 +171,10 @@ def is_stuck(step: Step, undo: Operation | None) -> bool:
     """Nothing but a person moves it on: no undo is declared, it failed for good, or automation has stopped with it."""
     if step.undo is None:
         return True
-    return undo is not None and (
-        undo.escalated_at is not None or undo.state in (State.FAILED_TERMINAL, State.TERMINATED)
+    return (
+        undo is not None
+        and not stopped_with_run(undo)
+        and (undo.escalated_at is not None or undo.state in (State.FAILED_TERMINAL, State.TERMINATED))
     )
 
 

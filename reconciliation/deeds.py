@@ -75,7 +75,7 @@ class View:
     @property
     def run_in_the_way(self) -> str:
         """Why its run lets nothing be sent now, or nothing."""
-        if self.run is None or (self._undoes and self.run.state in RUN_TERMINAL):
+        if self.run is None or self.operation.stands_alone:
             return ""
         forward = (RunState.PENDING, RunState.UNCERTAIN, RunState.RUNNING)
         if self.run.state in ((RunState.COMPENSATING,) if self._undoes else forward) and not self._run_leased:

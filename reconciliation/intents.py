@@ -8,9 +8,9 @@ from dataclasses import replace
 from . import claims, consent, executor, keys, reconciler, registry, transition
 from .actors import Actor
 from .claims import Intent
-from .compensation import undo_intent
+from .compensation import rise, undo_intent
 from .keys import Identity, InvalidField
-from .models import JournalEntry, Operation, Run
+from .models import Operation, Run
 from .outcomes import Outcome
 from .policy import RetryPolicy
 from .progress import Progress
@@ -19,7 +19,6 @@ from .states import RUN_TERMINAL, State
 from .workflows import Consent, Step
 
 UNDO_CONSENT = Consent(policy="What this action did is reversed by hand only if two people agree.")
-VERSIONS = 1000  # left out after a restore
 
 
 class NoIntent(Exception):
@@ -55,7 +54,7 @@ def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operatio
     spec = registry.spec(operation.provider, operation.action)
     identity = identity_of(operation)
     intent = Intent(
-        identity=replace(identity, intent_version=identity.intent_version + _step(operation)),
+        identity=replace(identity, intent_version=identity.intent_version + rise(operation)),
         provider=operation.provider,
         action=operation.action,
         request=operation.request,
@@ -82,14 +81,6 @@ def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operatio
     if moved is None:
         raise NoIntent("A newer version of this intent is on record already.")
     return Operation.objects.get(pk=moved.pk)
-
-
-def _step(operation: Operation) -> int:
-    """By how much the version rises. Versions that may have been given out in a lost time are left out: their keys may
-    be known to the provider, with other bytes.
-    """
-    restored = JournalEntry.objects.filter(operation=operation, kind="restored").exists()
-    return VERSIONS if restored else 1
 
 
 def why_not_undoable(operation: Operation) -> str:
@@ -140,7 +131,7 @@ def _after_a_failed_one(intent: Intent, operation: Operation) -> Intent:
     last = Operation.objects.filter(undo_of=operation).order_by("-intent_version").first()
     if last is None or last.state != State.FAILED_TERMINAL:
         return intent
-    return replace(intent, identity=replace(intent.identity, intent_version=last.intent_version + _step(last)))
+    return replace(intent, identity=replace(intent.identity, intent_version=last.intent_version + rise(last)))
 
 
 def _by_two(intent: Intent, operation: Operation, actor: Actor) -> Intent:

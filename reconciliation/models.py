@@ -243,6 +243,22 @@ class Operation(models.Model):
         return " / ".join(parts)
 
     @property
+    def stands_alone(self) -> bool:
+        """Whether it is a compensation that a person asked for by itself: it was born after the end of its run, which
+        is not held for it. What a walk back left behind when its run ended is older, and is not sent any more.
+        """
+        if self.undo_of_id is None or self.run is None or self.run.settled_at is None:
+            return False
+        return self.created_at >= self.run.settled_at
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended without an effect, and nothing speaks against that: a new intent repeats nothing."""
+        ended = self.state in (State.FAILED_TERMINAL, State.TERMINATED)
+        # What has ended is due only while a late report about it is being looked into.
+        return ended and not self.unknown_attempts and not self.sighted and self.due_at is None
+
+    @property
     def request(self) -> Json:
         """The first accepted request, whole: what is sent and re-sent. Never to be shown."""
         return join(self.request_shown, self.request_sealed)

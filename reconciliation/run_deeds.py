@@ -131,7 +131,8 @@ def _stays_stuck(run: Run) -> str:
 
 
 def _may_move(undo: Operation | None) -> bool:
-    return undo is None or undo.state not in (State.FAILED_TERMINAL, State.TERMINATED)
+    ended = undo is not None and undo.state in (State.FAILED_TERMINAL, State.TERMINATED)
+    return undo is None or not ended or compensation.stopped_with_run(undo)
 
 
 def say_cancel(run: Run) -> Say:

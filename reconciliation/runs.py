@@ -25,7 +25,7 @@ from .models import Operation, Run
 from .policy import lease_seconds
 from .progress import Progress, next_due
 from .providers.base import Json
-from .states import RUN_TERMINAL, RunState, State
+from .states import RUN_TERMINAL, Kind, RunState, State
 from .transition import TransitionRefused
 from .workflows import Choice, Step, Workflow
 
@@ -124,9 +124,11 @@ def holding(operation: Operation, *, held: Held | None, actor: Actor) -> Iterato
         yield held
         return
     run = Run.objects.get(pk=operation.run_id)
-    if operation.undo_of_id is not None and run.state in RUN_TERMINAL:
+    if operation.stands_alone:
         yield None  # a person's single compensation of an ended run has no run to hold
         return
+    if run.state in RUN_TERMINAL:  # the table lets a person set a cancelled run going again, and nobody else
+        raise transition.RunNotHeld(kind=Kind.RUN, pk=run.pk, source=run.state, target=None)
     seconds = leases.with_margin(lease_seconds(registry.spec(operation.provider, operation.action)))
     undoing = operation.undo_of_id is not None
     lease = leases.take(run, to=RunState.COMPENSATING if undoing else RunState.RUNNING, actor=actor, seconds=seconds)
@@ -330,7 +332,7 @@ def resume(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
 
 
 def cancel(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
-    """Stop all new work of a run: due retries and steps that wait for consent end, and no step is claimed any more.
+    """Stop all new work of a run: due retries and steps that wait for consent end, undos too, and nothing is claimed.
 
     What is in flight or unknown is left to look-ups; what was applied stays applied. Raises StaleVersion, NotInTable.
     One transaction: either the run is cancelled and nothing of it waits, or nothing has changed.
@@ -344,7 +346,7 @@ def cancel(pk: int, *, actor: Actor, version: int, reason: str) -> Run:
             patch={"reason_code": "cancelled", **transition.unmarked(run)},
             fact=actor.fact("cancelled", reason=reason),
         )
-        compensation.end_waiting(run, reason_code="run_cancelled", actor=actor, reason=reason)
+        compensation.end_waiting(run, reason_code="run_cancelled", actor=actor, reason=reason, undos=True)
     return Run.objects.get(pk=pk)
 
 

@@ -57,15 +57,10 @@ def handle(pk: int) -> None:
     elif operation.escalated_at is None and state in (State.READY, State.FAILED_RETRYABLE):
         if operation.waived:
             _give_up(operation, "undo_waived")
-        elif operation.run_id is None or _single_undo(operation):
+        elif operation.run_id is None or operation.stands_alone:
             _retry(operation)
         elif runs.advance(operation.run_id).state in RUN_TERMINAL:  # its run claims it, under the run's lease
             _give_up(operation, "run_ended")
-
-
-def _single_undo(operation: Operation) -> bool:
-    """A compensation that a person asked for after the run's end: it is retried by itself."""
-    return operation.undo_of_id is not None and operation.run is not None and operation.run.state in RUN_TERMINAL
 
 
 def _give_up(operation: Operation, code: str) -> None:

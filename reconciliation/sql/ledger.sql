@@ -66,11 +66,14 @@ BEGIN
 END $$;
 
 -- Whether a run lets one of its steps be sent: forward steps while it goes forward, undo steps while it walks back,
--- both under its lease; and, after its end, an undo that a person asks for by itself (no lease: p_generation NULL).
-CREATE OR REPLACE FUNCTION ledger_run_lets(p_run reconciliation_run, p_undo boolean, p_generation int)
+-- both under its lease; and, after its end, an undo that a person asks for by itself (no lease: p_generation NULL). That
+-- one was born after the end (p_born, NULL: now); what its walk back left behind is not sent any more.
+CREATE OR REPLACE FUNCTION ledger_run_lets(
+    p_run reconciliation_run, p_undo boolean, p_generation int, p_born timestamptz
+)
 RETURNS boolean LANGUAGE sql IMMUTABLE SET search_path = public, pg_temp AS $$
     SELECT coalesce(CASE
-        WHEN p_generation IS NULL THEN p_undo AND p_run.settled_at IS NOT NULL
+        WHEN p_generation IS NULL THEN p_undo AND p_run.settled_at <= coalesce(p_born, p_run.settled_at)
         ELSE p_run.generation = p_generation AND p_run.state = CASE WHEN p_undo THEN 'compensating' ELSE 'running' END
     END, false);
 $$;
@@ -441,7 +444,7 @@ BEGIN
     IF v_new.run_id IS NOT NULL OR v_new.undo_of_id IS NOT NULL THEN
         SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_new.run_id FOR SHARE;
         IF v_new.run_id IS NOT NULL AND v_new.state = 'pending'
-           AND NOT ledger_run_lets(v_run, v_new.undo_of_id IS NOT NULL, p_run_generation) THEN
+           AND NOT ledger_run_lets(v_run, v_new.undo_of_id IS NOT NULL, p_run_generation, NULL) THEN
             verdict := 'run_not_held';
             id := v_new.run_id;
             at := aftercall_now();
@@ -593,7 +596,7 @@ BEGIN
             verdict := 'reported_applied';
         END IF;
         IF verdict IS NULL AND p_to = 'pending' AND v_run_id IS NOT NULL
-           AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, p_run_generation) THEN
+           AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, p_run_generation, v_old.created_at) THEN
             verdict := 'run_not_held';
         END IF;
     END IF;

@@ -50,7 +50,8 @@ BEGIN
         WHEN v_operation.state <> 'pending' OR v_operation.generation <> p_generation
           OR v_operation.lease_until <= v_now THEN 'stale_generation'
         WHEN v_operation.run_id IS NOT NULL
-         AND NOT ledger_run_lets(v_run, v_operation.undo_of_id IS NOT NULL, p_run_generation) THEN 'run_not_held'
+         AND NOT ledger_run_lets(v_run, v_operation.undo_of_id IS NOT NULL, p_run_generation, v_operation.created_at)
+            THEN 'run_not_held'
         WHEN v_operation.consent <> '' AND NOT EXISTS (SELECT 1 FROM reconciliation_approval a
             WHERE a.operation_id = p_id AND a.action = '' AND a.state = 'consumed'
               AND a.fingerprint = v_operation.fingerprint) THEN 'not_approved'

@@ -1,0 +1,117 @@
+"""A person cuts into a run that walks back: what they stop is sent no more, and goes on if they say so."""
+
+# ruff: noqa: F811 - fixtures are imported
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from reconciliation import executor, limits, sweeping, transition
+from reconciliation.models import Limit, Operation, Run
+from reconciliation.states import RunState, State
+from tests.scripted import OLGA, applied, found
+from tests.test_limits import put
+from tests.test_sagas import DOWN, LOST, REFUSED, press, sagas, settle, start, states  # noqa: F401 - a fixture
+
+# Cancelling a run that walks back
+
+
+def backs_off(sagas: Any, run: Run) -> None:
+    """undo:charge got a 503 and waits for its next attempt."""
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED, DOWN)
+    sweeping.sweep()
+    sweeping.sweep()
+
+
+def is_held(sagas: Any, run: Run) -> None:
+    """A stop switch was pulled while the pivot was refused, so undo:charge was never sent."""
+    sagas.answers(applied("r-1"), applied("c-1"), lambda call: put("stop", provider="clerk") and REFUSED)
+    sweeping.sweep()
+    sweeping.sweep()
+    assert Operation.objects.get(step="undo:charge").attempts == 0
+
+
+def is_repeated(sagas: Any, run: Run) -> None:
+    """No answer came for undo:charge; look-ups cannot tell, and the key makes a repeat safe."""
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED, LOST)
+    sweeping.sweep()
+    sweeping.sweep()
+
+
+def is_in_flight(sagas: Any, run: Run) -> None:
+    """The cancel comes while the request of undo:charge is under way; then a 503 comes back."""
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED, lambda call: press(run, "cancel") and DOWN)
+    sweeping.sweep()
+    sweeping.sweep()
+
+
+@pytest.mark.parametrize("undo", [backs_off, is_held, is_repeated, is_in_flight])
+def test_a_run_cancelled_while_it_walks_back_sends_no_undo_any_more(sagas: Any, clock: Any, undo: Any) -> None:
+    run = start("saga")
+    undo(sagas, run)
+    if undo is not is_in_flight:
+        assert press(run, "cancel").verdict == "done"
+    if undo is is_held:
+        release()
+    effects, sent = list(sagas.effects), len(sagas.calls)
+    sagas.sees()
+    for _ in range(30):
+        sweeping.sweep()
+        clock.advance(60)
+    run.refresh_from_db()
+    assert (run.state, sagas.effects, len(sagas.calls)) == (RunState.CANCELLED, effects, sent)
+    left = Operation.objects.get(step="undo:charge")
+    assert (left.state, left.reason_code) == {
+        backs_off: (State.FAILED_TERMINAL, "run_cancelled"),
+        is_held: (State.FAILED_TERMINAL, "run_cancelled"),
+        is_in_flight: (State.FAILED_TERMINAL, "run_ended"),
+    }.get(undo, (State.AMBIGUOUS, left.reason_code))
+
+
+def release() -> None:
+    limits.lift(Limit.objects.get(), actor=OLGA, version=1, reason="it is over", token=uuid4())
+
+
+@pytest.mark.parametrize("undo", [backs_off, is_in_flight])
+def test_what_was_cancelled_while_it_walked_back_is_undone_when_a_person_asks_for_it(
+    sagas: Any, clock: Any, undo: Any
+) -> None:
+    run = start("saga")
+    undo(sagas, run)
+    press(run, "cancel")
+    settle(clock)
+    assert press(run, "compensate_run").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    versions = Operation.objects.filter(step="undo:charge").order_by("intent_version")
+    assert [each.state for each in versions] == [State.FAILED_TERMINAL, State.SUCCEEDED]
+    assert [sagas.effects.count(each.key) for each in versions] == [0, 1]
+
+
+def test_an_undo_that_a_person_asked_for_after_the_end_is_retried_by_itself(sagas: Any, clock: Any) -> None:
+    run = start("saga")
+    settle(clock)
+    charge = Operation.objects.get(step="charge")
+    sagas.sees(found(charge.provider_operation_id, order="1002", amount=4200))
+    sagas.answers(DOWN)
+    assert press(charge, "compensate").verdict == "done"
+    settle(clock)
+    undo = Operation.objects.get(undo_of=charge)
+    assert (undo.state, undo.attempts, sagas.effects.count(undo.key)) == (State.SUCCEEDED, 2, 1)
+    run.refresh_from_db()
+    assert run.state == RunState.SUCCEEDED
+
+
+def test_the_database_itself_sends_no_undo_of_a_cancelled_walk_back(sagas: Any, clock: Any) -> None:
+    run = start("saga")
+    backs_off(sagas, run)
+    undo = Operation.objects.get(step="undo:charge")
+    run.refresh_from_db()
+    transition.transition(run.subject, to="cancelled", version=run.version, fact=OLGA.fact("cancelled", reason="no"))
+    clock.advance(60)
+    with pytest.raises(transition.RunNotHeld):
+        executor.claim_again(Operation.objects.get(pk=undo.pk), actor=OLGA)
+    assert states()["undo:charge"] == State.FAILED_RETRYABLE
