@@ -198,8 +198,12 @@ def _say_new_intent(view: View) -> Say:
     operation = view.operation
     if operation.waived:
         return False, Waived.sentence
-    if operation.state != State.FAILED_TERMINAL:
+    if operation.state not in (State.FAILED_TERMINAL, State.TERMINATED):
         return False, "Possible once it is proven that this one was not applied and will not be tried."
+    if operation.state == State.TERMINATED and operation.unknown_attempts:
+        return False, "It was stopped while nobody knew whether it was applied; a new one could do it twice."
+    if operation.sighted:
+        return False, "Something of it was seen at the provider; a new one could do it twice."
     if operation.unknown_attempts:
         return False, "It was called not applied on a person's word; a new one could do it twice."
     if operation.run is not None and operation.run.state in RUN_TERMINAL:

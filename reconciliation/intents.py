@@ -96,7 +96,7 @@ def why_not_undoable(operation: Operation) -> str:
         return "Its run is still going; cancel the run, or have the whole run compensated."
     if run is not None and operation.step in run.waived:
         return "Two people vouched that it was undone by hand; reversing it would undo it twice."
-    if Operation.objects.filter(undo_of=operation).exclude(state=State.FAILED_TERMINAL).exists():
+    if not all(undo.is_over for undo in Operation.objects.filter(undo_of=operation)):
         return "An undo of it is on record already."
     return ""
 
@@ -127,9 +127,9 @@ def compensate(operation: Operation, *, actor: Actor) -> Outcome:
 
 
 def _after_a_failed_one(intent: Intent, operation: Operation) -> Intent:
-    """An undo that failed, or that another person denied, is over: asked for again it is a new intent."""
+    """An undo that failed, was denied or was taken back is over: asked for again it is a new intent."""
     last = Operation.objects.filter(undo_of=operation).order_by("-intent_version").first()
-    if last is None or last.state != State.FAILED_TERMINAL:
+    if last is None or not last.is_over:
         return intent
     return replace(intent, identity=replace(intent.identity, intent_version=last.intent_version + rise(last)))
 

@@ -294,6 +294,20 @@ def test_a_denied_reversal_sends_nothing_and_can_be_asked_for_again(guarded, clo
     assert (row(undos[1].pk).state, len(guarded.calls)) == ("succeeded", sent + 1)
 
 
+def test_a_reversal_that_was_taken_back_can_be_asked_for_again(guarded, clock):
+    charge = charged(guarded, clock)
+    sent = len(guarded.calls)
+    do(charge, "compensate", ANN)
+    assert press("withdraw", Approval.objects.get(), ANN).verdict is Verdict.DONE
+    assert Operation.objects.get(undo_of=charge).state == State.TERMINATED
+    assert do(charge, "compensate", ANN).verdict is Verdict.DONE
+    undos = Operation.objects.filter(undo_of=charge).order_by("intent_version")
+    assert [(o.intent_version, o.state) for o in undos] == [(1, "terminated"), (2, "awaiting_approval")]
+    press("approve", Approval.objects.latest("id"), CLEO)
+    settle(clock)
+    assert (row(undos[1].pk).state, len(guarded.calls)) == ("succeeded", sent + 1)
+
+
 def test_a_whole_run_is_undone_by_hand_only_if_two_people_agree(guarded, clock):
     run = stopped_run(guarded, clock)
     shown = next(p for p in actions.previews(run, actor=ANN) if p.action == "compensate_run")

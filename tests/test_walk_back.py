@@ -115,3 +115,37 @@ def test_the_database_itself_sends_no_undo_of_a_cancelled_walk_back(sagas: Any, 
     with pytest.raises(transition.RunNotHeld):
         executor.claim_again(Operation.objects.get(pk=undo.pk), actor=OLGA)
     assert states()["undo:charge"] == State.FAILED_RETRYABLE
+
+
+# Undos that a person stopped
+
+
+@pytest.mark.parametrize("how", ["withdraw", "terminate"])
+def test_an_undo_that_a_person_stopped_before_it_was_sent_is_tried_again_as_a_new_intent(
+    sagas: Any, clock: Any, how: str
+) -> None:
+    run = start("saga")
+    (is_held if how == "withdraw" else backs_off)(sagas, run)
+    undo = Operation.objects.get(step="undo:charge")
+    assert press(undo, how).verdict == "done"
+    if how == "withdraw":
+        release()
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.escalation_reason, run.waiting_for) == ("undo_incomplete", "stuck: charge; waiting: reserve")
+    assert press(undo, "new_intent").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    versions = Operation.objects.filter(step="undo:charge").order_by("intent_version")
+    assert [(each.state, sagas.effects.count(each.key)) for each in versions] == [("terminated", 0), ("succeeded", 1)]
+
+
+def test_an_undo_that_a_person_stopped_while_it_was_unknown_is_not_made_anew(sagas: Any, clock: Any) -> None:
+    run = start("saga")
+    is_repeated(sagas, run)
+    undo = Operation.objects.get(step="undo:charge")
+    assert press(undo, "terminate").verdict == "done"
+    assert press(undo, "new_intent").verdict == "refused"
+    settle(clock)
+    assert Operation.objects.filter(step="undo:charge").count() == 1
