@@ -75,6 +75,7 @@ COLUMNS = {
     "cost_minor": "0",
     "requested_by": "'agent:benchmark'",
     "on_behalf_of": "''",
+    "owners": "'{}'::text[]",
     "created_at": "born",
     "updated_at": "born",
     "settled_at": f"CASE WHEN n >= 9 THEN born + interval '2 seconds' ELSE {NEVER} END",

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from allauth.account.models import EmailAddress
 from django.contrib.auth.models import AnonymousUser, User
 from django.core.exceptions import PermissionDenied
 from django.db import models, transaction
@@ -99,7 +100,26 @@ def actor_for_all(request: HttpRequest) -> Actor:
 
 def actor_of(user: User | AnonymousUser, *, role: str) -> Actor:
     """A person in a role."""
-    return Actor(id=f"person:{user.pk}", kind="person", name=user.get_username(), permissions=permissions(role))
+    return Actor(
+        id=f"person:{user.pk}",
+        kind="person",
+        name=user.get_username(),
+        emails=_emails_of(user),
+        permissions=permissions(role),
+    )
+
+
+def _emails_of(user: User | AnonymousUser) -> tuple[str, ...]:
+    """Every address that lets this person in, read once a request: an agent may act for them under any of these."""
+    if not isinstance(user, User):
+        return ()
+    known: tuple[str, ...] | None = getattr(user, "_emails", None)
+    if known is None:
+        known = tuple(
+            sorted({user.email, *EmailAddress.objects.filter(user=user).values_list("email", flat=True)} - {""})
+        )
+        user._emails = known  # type: ignore[attr-defined]
+    return known
 
 
 def fetch_operation(request: HttpRequest, pk: int, permission: Permission) -> tuple[Operation, Actor]:

@@ -69,7 +69,7 @@ MUTATIONS = (
         ("tests/test_kill.py::test_one_empty_look_is_no_proof_and_nor_is_an_early_one",),
     ),
     Mutation(
-        "four-eyes", "ledger_move_approval", "v_old.forbidden::text[] && p_who", "false",
+        "four-eyes", "ledger_move_approval", "ledger_folded(v_old.forbidden) && ledger_folded(p_who)", "false",
         ("tests/test_approvals.py::test_nobody_approves_their_own_request_whatever_their_role",),
     ),
     Mutation(

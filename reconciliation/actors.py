@@ -37,6 +37,7 @@ class Actor:
     id: str  # person:7, system:sweep, worker:w-3
     kind: str  # person | system | worker | agent
     name: str = ""
+    emails: tuple[str, ...] = ()  # under which a person signs in as well
     permissions: frozenset[Permission] = frozenset()
     owners: tuple[str, ...] = ()  # of a token: the people who own it and who made it; they answer for it
 

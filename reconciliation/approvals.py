@@ -67,7 +67,7 @@ def read(approval: Approval) -> ApprovalView:
 
 def mine(approval: Approval, actor: Actor) -> bool:
     """Whether the actor is one of those who may never approve it: it is their own request."""
-    return bool(set(approval.forbidden) & set(consent.names(actor)))
+    return bool(set(consent.forbidden(*approval.forbidden)) & set(consent.names(actor)))
 
 
 def not_permitted(view: ApprovalView, action: str, actor: Actor) -> str:

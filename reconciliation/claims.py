@@ -169,6 +169,7 @@ def row_of(intent: Intent, provider: Provider, spec: ActionSpec) -> dict[str, An
         "currency": currency,
         "requested_by": intent.requested_by,
         "on_behalf_of": intent.on_behalf_of,
+        **({"owners": sorted(set(intent.owners))} if intent.owners else {}),
         "intended_at": intent.intended_at.isoformat() if intent.intended_at else None,
         "retry_policy": intent.retry.text() if intent.retry else "",
         "undo_of_id": intent.undo_of,
@@ -193,9 +194,11 @@ def _money(spec: ActionSpec, request: Json) -> tuple[int | None, str]:
     amount, currency = request.get(spec.money[0]), request.get(spec.money[1])
     if isinstance(amount, bool) or not isinstance(amount, int) or not abs(amount) < 2**63:
         raise InvalidField(f"request.{spec.money[0]}", "must be a whole number of minor units (4200 for 42.00)")
-    if not isinstance(currency, str) or not 3 <= len(currency) <= 8:
+    # One spelling for ceilings and limits; the request is sent as it was given.
+    code = currency.strip().upper() if isinstance(currency, str) else ""
+    if not 3 <= len(code) <= 8:
         raise InvalidField(f"request.{spec.money[1]}", "must be a currency code such as USD")
-    return amount, currency
+    return amount, code
 
 
 def record(row: Mapping[str, Any], intent: Intent, actor: Actor, **facts: Any) -> Moved | None:

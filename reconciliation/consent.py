@@ -14,7 +14,7 @@ import structlog
 
 from . import keys, registry, sealing, transition
 from .actors import Actor
-from .models import Approval, Operation
+from .models import Approval, Operation, Run
 from .providers.base import Call, Json, NotSent, Provider
 from .scrub import fault
 from .states import State
@@ -62,13 +62,34 @@ def request(
 
 
 def forbidden(*people: str) -> list[str]:
-    """Who may never approve: who asks, for whom it is asked, who owns and who made the token. Whatever their role."""
-    return sorted({one for one in people if one})
+    """Who may never approve: who asks, for whom it is asked, who owns and who made the token. Whatever their role.
+
+    Names are compared without regard to case, as people may write them when they sign in.
+    """
+    return sorted({folded(one) for one in people if one.strip()})
+
+
+def folded(name: str) -> str:
+    """A name as it is compared with others."""
+    return name.strip().casefold()
 
 
 def names(actor: Actor) -> list[str]:
     """Every name under which an actor may stand among those who may never approve."""
-    return [name for name in (actor.id, actor.name, f"person:{actor.name}", *actor.owners) if name.strip(":")]
+    own = [name for name in (actor.name, *actor.emails) if name]
+    return forbidden(actor.id, *own, *(f"person:{name}" for name in own), *actor.owners)
+
+
+def people(subject: Operation | Run) -> list[str]:
+    """Who answers for what was done: who asked for it, for whom, and who owns or made the token that asked.
+
+    They may no more agree to what another person asks about it than to what they ask for themselves.
+    """
+    own = [subject.requested_by, subject.on_behalf_of, *subject.owners]
+    if isinstance(subject, Operation):
+        last = newest(subject)
+        own += [*(last.forbidden if last else ()), *(people(subject.run) if subject.run else ())]
+    return forbidden(*own)
 
 
 # What the action rests on
@@ -165,8 +186,8 @@ def call_of(operation: Operation) -> Call:
 
 
 def action_request(
-    *, action: str, inputs: Json, fingerprint: str, policy: str, reason: str, actor: Actor, lasts: timedelta,
-    use_within: timedelta,
+    *, action: str, inputs: Json, fingerprint: str, policy: str, reason: str, actor: Actor, people: Iterable[str],
+    lasts: timedelta, use_within: timedelta,
 ) -> dict[str, Any]:  # fmt: skip
     """What is asked of a second person before an operator action is done (the columns of an Approval)."""
     return {
@@ -176,7 +197,7 @@ def action_request(
         "policy": policy,
         "reason": reason,
         "requested_by": actor.id,
-        "forbidden": forbidden(*names(actor)),
+        "forbidden": forbidden(*names(actor), *people),
         "expires_after": round(lasts.total_seconds()),
         "use_within": round(use_within.total_seconds()),
     }

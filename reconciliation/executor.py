@@ -63,6 +63,7 @@ def perform(intent: Intent, *, actor: Actor) -> Outcome:
     outside_transactions()
     provider = registry.provider(intent.provider)
     spec = registry.spec(intent.provider, intent.action)
+    intent = _owned(intent, actor)
     row = row_of(intent, provider, spec)
     on_record()
     try:
@@ -85,6 +86,11 @@ def perform(intent: Intent, *, actor: Actor) -> Outcome:
     return dispatch(claim)
 
 
+def _owned(intent: Intent, actor: Actor) -> Intent:
+    """Who owns or made the token that asks answers for it, and never agrees to it."""
+    return replace(intent, owners=(*intent.owners, *actor.owners)) if actor.owners else intent
+
+
 def submit(intent: Intent, *, actor: Actor, **details: Any) -> Outcome:
     """Record it, due at once, for the workers to do; or say what is known where it was submitted before. Sends nothing.
 
@@ -92,6 +98,7 @@ def submit(intent: Intent, *, actor: Actor, **details: Any) -> Outcome:
     """
     provider = registry.provider(intent.provider)
     spec = registry.spec(intent.provider, intent.action)
+    intent = _owned(intent, actor)
     row = row_of(intent, provider, spec)
     try:
         if intent.consent is not None and consent.needed(intent.consent, intent.request):
@@ -139,7 +146,7 @@ def _record_and_ask(
                 stored=stored,
                 requested_by=intent.requested_by or actor.id,
                 on_behalf_of=intent.on_behalf_of,
-                owners=(*intent.owners, *actor.owners),
+                owners=intent.owners,
                 seen=consent.kept(consent.look(provider, call), spec.shown),
             ),
         )  # fmt: skip

@@ -61,6 +61,7 @@ def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operatio
         requested_by=actor.id,
         on_behalf_of=operation.on_behalf_of,
         retry=RetryPolicy.read(operation.retry_policy, spec) if operation.retry_policy else None,
+        owners=tuple(operation.owners),
         undo_of=operation.undo_of_id,
         spent_is_final=operation.spent_is_final,
         intended_at=transition.database_now(),  # a person wants it now
@@ -139,7 +140,9 @@ def _by_two(intent: Intent, operation: Operation, actor: Actor) -> Intent:
     spec = registry.spec(operation.provider, operation.action)
     if not spec.undo_second_person:
         return intent
-    return replace(intent, consent=UNDO_CONSENT, requested_by=actor.id, owners=tuple(consent.names(actor)))
+    return replace(
+        intent, consent=UNDO_CONSENT, requested_by=actor.id, owners=(*consent.names(actor), *consent.people(operation))
+    )
 
 
 def _check_it_stands(operation: Operation, actor: Actor) -> None:

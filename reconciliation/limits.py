@@ -78,8 +78,9 @@ def stops(tenants: Iterable[str]) -> list[Limit]:
 
 def covers(limit: Limit, operation: Operation) -> bool:
     """Whether a limit covers an operation."""
-    names = ("tenant", "provider", "action", "workflow_type", "currency")
-    return all(getattr(limit, name) in ("", getattr(operation, name)) for name in names)
+    names = ("tenant", "provider", "action", "workflow_type")
+    placed = all(getattr(limit, name) in ("", getattr(operation, name)) for name in names)
+    return placed and limit.currency.upper() in ("", operation.currency)
 
 
 def holding(operation: Operation) -> list[HeldBack]:
@@ -118,6 +119,7 @@ def _set(wanted: Wanted, actor: Actor, reason: str) -> tuple[Verdict, str]:
 
 def _put(wanted: Wanted, actor: Actor, reason: str) -> int | None:
     columns = {name: value for name, value in vars(wanted).items() if value is not None}
+    columns["currency"] = wanted.currency.upper()  # as it stands on operations
     who = {"set_by": actor.id, "set_by_name": actor.name[:200], "reason": reason}
     return transition.set_limit(row={**columns, **who}, fact=actor.fact("limit_set", reason=reason, **columns))
 

@@ -189,6 +189,7 @@ class Operation(models.Model):
 
     requested_by = models.CharField(max_length=120, default="")
     on_behalf_of = models.CharField(max_length=120, default="")
+    owners = ArrayField(models.CharField(max_length=120), default=list)  # the people behind a token that asked
     intended_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField()
     updated_at = models.DateTimeField()

@@ -75,6 +75,7 @@ def ask(subject: Subject, action: str, inputs: Json, *, version: int, reason: st
             policy=POLICIES[action],
             reason=reason,
             actor=actor,
+            people=consent.people(subject) if isinstance(subject, Operation | Run) else (),
             lasts=LASTS,
             use_within=USE_WITHIN,
         ),

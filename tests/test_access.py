@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from allauth.account.models import EmailAddress
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
@@ -13,6 +14,7 @@ from django.test import Client, RequestFactory
 from audit.models import Entry
 from console import access, example, sign_in
 from console.models import Membership, SignInLink, Tenant
+from reconciliation import consent
 from reconciliation.actions import Permission
 from tests import cast
 
@@ -118,6 +120,15 @@ def test_a_password_lets_in_and_a_wrong_one_does_not(ledger_db):
     let_in = browser.post("/accounts/login/", {"login": "op_ann", "password": cast.PASSWORD})
     assert (let_in.status_code, let_in.headers["Location"]) == (302, "/")
     assert b"op_ann" in browser.get("/").content
+
+
+def test_a_person_is_known_by_every_address_that_lets_them_in(ledger_db):
+    ann = cast.people()["op_ann"]
+    ann.email = "Ann@x.org"
+    ann.save()
+    EmailAddress.objects.create(user=ann, email="ann.b@x.org")
+    known = consent.names(access.actor_of(ann, role="operator"))
+    assert {"op_ann", "person:op_ann", "ann@x.org", "person:ann.b@x.org", f"person:{ann.pk}"} <= set(known)
 
 
 def test_nobody_signs_up(ledger_db):

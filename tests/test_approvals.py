@@ -33,7 +33,7 @@ from reconciliation.providers.base import Verdict as Saw
 from reconciliation.states import ApprovalState, RunState, State
 from reconciliation.workflows import Consent
 from tests.ledger import changes_without_audit
-from tests.scripted import AGENT, Clerk, found, kinds, order, row, saw
+from tests.scripted import AGENT, Clerk, applied, found, kinds, order, row, saw
 from tests.test_limits import put, release
 from tests.test_same_identity import Crowd
 
@@ -287,6 +287,18 @@ def test_nobody_approves_their_own_request_whatever_their_role(clerk, person):
         )  # fmt: skip
     assert press("deny", the(pk), person).verdict is Verdict.DONE
     assert row(pk).state == State.FAILED_TERMINAL
+
+
+@pytest.mark.parametrize("whom", ["ann@x.org", "Ann@X.org", "Op_Ann", "person:op_ann", "person:ANN@x.org"])
+def test_for_whom_it_is_asked_is_known_by_every_name_that_they_sign_in_with(clerk, whom):
+    ann = replace(ANN, emails=("Ann@x.org",))
+    pk = asked(requested_by="agent:desk-2", on_behalf_of=whom).pk
+    assert press("approve", the(pk), ann).verdict is Verdict.REFUSED
+    with pytest.raises(transition.OwnRequest):
+        transition.move_approval(
+            the(pk), to="approved", who=[whom.upper()], patch={"decided_by": ann.id}, fact=ann.fact("approved")
+        )
+    assert press("approve", the(pk), CLEO).verdict is Verdict.DONE
 
 
 def test_automation_and_people_without_the_role_decide_nothing(clerk):
@@ -545,6 +557,38 @@ def test_sending_again_asks_a_second_person_who_carries_it_out(clerk):
     assert (len(clerk.calls), row(case.pk).state, the(case.pk, "send_again").state) == (2, "succeeded", "consumed")
     entry = Entry.objects.get(subject=str(case.subject), reason_code="sent_again")
     assert (entry.actor, b'"asked_by":"person:1"' in bytes(entry.canonical)) == (ROOT.id, True)
+
+
+@pytest.mark.parametrize(
+    "parts", [{"on_behalf_of": "ap_cleo"}, {"requested_by": "person:3"}, {"owners": ("person:3",)}],
+    ids=["for whom it was done", "who asked for it", "whose token asked for it"],
+)  # fmt: skip
+def test_whose_agent_it_was_does_not_agree_to_its_duplicate(clerk, parts):
+    clerk.answers(OutcomeUnknown("no answer"))
+    case = row(perform(replace(order("none"), **parts), actor=AGENT).pk)
+    do(case, "send_again", ANN)
+    request = the(case.pk, "send_again")
+    cleo = replace(CLEO, permissions=frozenset(Permission))
+    assert press("approve", request, cleo).verdict is Verdict.REFUSED
+    assert press("approve", request, ROOT).verdict is Verdict.DONE
+
+
+def test_the_owner_of_the_token_that_asked_does_not_agree_to_its_duplicate(clerk):
+    clerk.answers(OutcomeUnknown("no answer"))
+    agent = Actor(id="agent:desk", kind="agent", owners=("person:3",))
+    case = row(perform(order("none"), actor=agent).pk)
+    do(case, "send_again", ANN)
+    cleo = replace(CLEO, permissions=frozenset(Permission))
+    assert press("approve", the(case.pk, "send_again"), cleo).verdict is Verdict.REFUSED
+
+
+def test_whose_agent_started_a_run_does_not_agree_to_what_is_done_about_it(waiting_run, clerk):
+    agent = Actor(id="agent:desk", kind="agent", owners=("person:3",))
+    run = runs.start("agreed", tenant="acme", workflow_id="x", input={"order": "1", "amount": 1}, actor=agent)
+    clerk.answers(applied("l-1"), OutcomeUnknown("no answer"))
+    runs.advance(run.pk)
+    for subject in (Run.objects.get(pk=run.pk), Operation.objects.get(step="refund")):
+        assert "person:3" in consent.people(subject)
 
 
 def test_sending_again_is_for_one_time(clerk):

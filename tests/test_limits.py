@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import psycopg
@@ -382,6 +383,38 @@ def test_refunds_of_one_order_never_come_to_more_than_was_charged(charged: Clerk
     assert back(3, 4_000).state is State.SUCCEEDED
     assert back(4, 6_000, business_object="order-2").state is State.SUCCEEDED
     assert len(charged.calls) == 3
+
+
+def test_a_currency_written_in_another_case_is_the_same_currency_to_a_ceiling(charged: Clerk) -> None:
+    small = {"order": "1002", "amount": 6_000, "currency": "usd", "charged": 10_000}
+    assert back(1, 6_000).state is State.SUCCEEDED
+    assert perform(2, action="back", business_object="order-1", request=small).reason_code == "ceiling_passed"
+    later = perform(3, action="back", business_object="order-2", request=small)
+    assert (row(later.pk).currency, charged.calls[-1].request["currency"]) == ("USD", "usd")
+
+
+def test_a_currency_written_in_another_case_is_the_same_currency_to_a_limit(clerk: Clerk) -> None:
+    put("amount", provider="clerk", currency="usd", most=10_000, window_seconds=86_400)
+    assert "already" in put("amount", provider="clerk", currency="USD", most=9_000, window_seconds=86_400).message
+    for number, currency in ((1, "USD"), (2, "usd"), (3, "Usd")):
+        last = perform(number, request={"order": "1002", "amount": 4_200, "currency": currency})
+    assert (last.reason_code, len(clerk.calls)) == ("limit_amount", 2)
+
+
+def test_rows_from_before_get_one_spelling_and_two_limits_on_one_place_keep_theirs(
+    clerk: Clerk, superuser_connection: psycopg.Connection[Any]
+) -> None:
+    pk = perform(1).pk
+    for currency in ("EUR", "USD", "GBP"):
+        put("amount", provider="clerk", currency=currency, most=10_000, window_seconds=60)
+    superuser_connection.execute("UPDATE reconciliation_operation SET currency = 'usd'")
+    superuser_connection.execute("UPDATE reconciliation_limit SET currency = 'usd' WHERE currency = 'EUR'")
+    superuser_connection.execute("UPDATE reconciliation_limit SET currency = 'gbp' WHERE currency = 'GBP'")
+    migration = import_module("reconciliation.migrations.0014_owners_and_currencies")
+    superuser_connection.execute(migration.OPERATIONS)
+    superuser_connection.execute(migration.LIMITS)
+    assert row(pk).currency == "USD"
+    assert sorted(Limit.objects.values_list("currency", flat=True)) == ["GBP", "USD", "usd"]
 
 
 def test_under_a_ceiling_unknown_counts_as_applied_and_proven_absence_does_not(charged: Clerk) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
 
 from audit.models import Entry
 from audit.verify import registered_heads, verify
-from reconciliation import actions, consent, jobs, limits, registry, sweeping, transition
+from reconciliation import actions, consent, jobs, limits, registry, runs, sweeping, transition
 from reconciliation.actions import Verdict
 from reconciliation.actors import Actor, Permission
 from reconciliation.models import Approval, Job, Limit, Operation, Run
@@ -278,6 +279,25 @@ def test_one_effect_is_reversed_only_after_another_person_agreed_to_exactly_that
     assert press("approve", approval, CLEO).verdict is Verdict.DONE
     settle(clock)
     assert (row(undo.pk).state, guarded.effects.count(undo.key)) == ("succeeded", 1)
+
+
+def test_whose_agent_did_it_does_not_agree_to_its_reversal_through_either_door(guarded, clock):
+    agent = Actor(id="agent:desk", kind="agent", owners=(CLEO.id,))
+    guarded.answers(applied("r-1"), DOWN)
+    runs.start("saga", tenant="acme", workflow_id="w1", input={"order": "1002"}, actor=agent, on_behalf_of="Op_Dora")
+    sweeping.sweep()
+    run = Run.objects.get()
+    do(run, "cancel", ROOT)
+    settle(clock)
+    do(run, "compensate_run", ANN)
+    reserve = Operation.objects.get(step="reserve")
+    guarded.sees(found("r-1"))
+    do(reserve, "compensate", ANN)
+    dora = Actor(id="person:8", kind="person", name="op_dora", permissions=frozenset(Permission))
+    requests = list(Approval.objects.order_by("id"))
+    assert [each.action for each in requests] == ["compensate_run", ""]
+    for request, person in product(requests, (CLEO, dora)):
+        assert press("approve", request, person).verdict is Verdict.REFUSED
 
 
 def test_a_denied_reversal_sends_nothing_and_can_be_asked_for_again(guarded, clock):

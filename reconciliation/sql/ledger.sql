@@ -318,6 +318,11 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Names as they are compared: people sign in without regard to the case of a name or an e-mail address.
+CREATE OR REPLACE FUNCTION ledger_folded(p_names text[]) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT array_agg(lower(n)) FROM unnest(p_names) AS n;
+$$;
+
 -- A decision about an approval, or its end, and with it the move of the operation that waits for it.
 -- The moment of expiry belongs to the time after: at expires_at itself nobody can approve any more. The row's state is
 -- not asked for that, so that a sweep which does not run changes no answer. p_who: every name of who decides.
@@ -348,7 +353,7 @@ BEGIN
         WHEN NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'approval' AND m.source = v_old.state
                          AND m.target = p_to) THEN 'not_in_table'
         WHEN p_to = 'approved' AND v_old.expires_at <= ledger_latest(v_now) THEN 'approval_expired'
-        WHEN p_to = 'approved' AND v_old.forbidden::text[] && p_who THEN 'own_request'
+        WHEN p_to = 'approved' AND ledger_folded(v_old.forbidden) && ledger_folded(p_who) THEN 'own_request'
         WHEN p_to = 'approved' AND v_old.action = '' AND (v_operation.state <> 'awaiting_approval'
             OR v_operation.fingerprint <> v_old.fingerprint) THEN 'approval_of_another'
         WHEN p_to = 'expired' AND coalesce(v_old.use_by, v_old.expires_at) > ledger_latest(v_now) THEN 'not_due'
@@ -506,7 +511,7 @@ BEGIN
         lease_until, due_at, attempts, unknown_attempts, absent_reads, absences, sighted, look_ups, identical_replays,
         first_sent_at, last_sent_at, same_key_until, error_class, reason_code, escalated_at, escalation_reason, basis,
         provider_operation_id, effect_id, result_shown, result_sealed, cost_minor, requested_by, on_behalf_of,
-        intended_at, created_at, updated_at)
+        owners, intended_at, created_at, updated_at)
     VALUES (
         v_new.id, v_new.tenant, v_new.workflow_type, v_new.workflow_id, v_new.step, v_new.business_object,
         v_new.intent_version, v_new.lineage, v_new.key, v_new.run_id, v_new.execution, v_new.undo_of_id,
@@ -520,7 +525,7 @@ BEGIN
         v_now + (p_after->>'last_sent_at')::float8 * interval '1 second',
         v_now + (p_after->>'same_key_until')::float8 * interval '1 second', '', v_new.reason_code,
         v_now + (p_after->>'escalated_at')::float8 * interval '1 second', v_new.escalation_reason, '', '', '', '', '',
-        0, v_new.requested_by, v_new.on_behalf_of, v_new.intended_at, v_now, v_now);
+        0, v_new.requested_by, v_new.on_behalf_of, coalesce(v_new.owners, '{}'), v_new.intended_at, v_now, v_now);
     IF p_held_code IS NOT NULL THEN
         PERFORM ledger_note_held(v_new.id, p_held_by, p_held_code, v_now);
     END IF;

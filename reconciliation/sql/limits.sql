@@ -16,7 +16,7 @@ BEGIN
         SELECT * FROM reconciliation_limit l
          WHERE l.lifted_at IS NULL AND l.tenant IN ('', p_op.tenant) AND l.provider IN ('', p_op.provider)
            AND l.action IN ('', p_op.action) AND l.workflow_type IN ('', p_op.workflow_type)
-           AND l.currency IN ('', p_op.currency)
+           AND upper(l.currency) IN ('', p_op.currency)
          ORDER BY l.kind NOT IN ('restored', 'replay'), l.kind <> 'stop', l.id
     LOOP
         limit_id := v_limit.id;
