@@ -17,8 +17,7 @@ from reconciliation import registry, run_deeds, sealing, wording
 from reconciliation.compensation import is_stuck
 from reconciliation.leases import HANDLER, LOCK
 from reconciliation.models import Chosen, JournalEntry, Operation, Run
-from reconciliation.progress import UNDO, Progress
-from reconciliation.providers.base import Repeat
+from reconciliation.progress import UNDO, Progress, has_effect
 from reconciliation.states import RUN_TERMINAL, Basis, RunState, State
 from reconciliation.wording import Label
 from reconciliation.workflows import Choice, Step, StepKind, Workflow, closure, ring
@@ -207,7 +206,7 @@ def _undo(progress: Progress, step: Step) -> UndoView:
         return UndoView(Label("✓", "done by hand", "good"), "a person vouched for it", undo)
     if undo is not None:
         return _undo_operation(undo)
-    if _reads(step):
+    if not has_effect(step):
         return UndoView(Label("", "", ""), "nothing to undo: it only reads")
     if step.undo is None:
         return UndoView(Label("", "", ""), f"cannot be undone: {step.cannot_undo or 'no undo is declared'}", never=True)
@@ -223,13 +222,6 @@ def _undo_operation(undo: Operation) -> UndoView:
     code = undo.escalation_reason or undo.reason_code
     plain = undo.state == State.SUCCEEDED and undo.escalated_at is None
     return UndoView(label, undo.provider_operation_id if plain else wording.reason(code), undo)
-
-
-def _reads(step: Step) -> bool:
-    try:
-        return registry.spec(step.provider, step.action).repeat is Repeat.READ
-    except registry.Unregistered:
-        return False
 
 
 def _undos_before(progress: Progress, step: Step) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ class Progress:
     def applied(self) -> list[Step]:
         """Steps with an effect that was applied (or asserted so), in their order."""
         done = (step for step in self.workflow.effects if self._state(step.name) == State.SUCCEEDED)
-        return [step for step in done if _has_effect(step)]
+        return [step for step in done if has_effect(step)]
 
     def undo(self, step: Step) -> Operation | None:
         """The newest undo of a step."""
@@ -120,9 +120,10 @@ class Progress:
         return [step for step in self.to_undo() if step.undo and not left & set(self.workflow.undo_needs(step))]
 
 
-def _has_effect(step: Step) -> bool:
+def has_effect(call: Step | Operation) -> bool:
+    """Whether it changes anything outside, so that there is something to undo or to tell about."""
     try:
-        return registry.spec(step.provider, step.action).repeat is not Repeat.READ
+        return registry.spec(call.provider, call.action).repeat is not Repeat.READ
     except registry.Unregistered:
         return True  # what is not known here is not taken for harmless
 

@@ -8,7 +8,7 @@ from . import choosing, compensation, registry, runs
 from .actors import Actor
 from .deeds import NotAllowed, Pressed
 from .models import Operation, Run
-from .progress import Progress
+from .progress import Progress, has_effect
 from .states import RUN_TERMINAL, RunState, State
 from .wording import reason
 from .workflows import Choice
@@ -27,15 +27,16 @@ class Account:
 
 
 def account(run: Run) -> Account:
-    """Read it from the run's operations."""
+    """Read it from the run's operations. One that only reads was never applied: it is told of where it is unknown."""
     forward = list(Operation.objects.filter(run=run, undo_of=None).order_by("id"))
     unknown = [o for o in forward if o.state in (State.PENDING, State.AMBIGUOUS) or _given_up_unknown(o)]
-    applied = [o for o in forward if o.state == State.SUCCEEDED]
+    succeeded = [o for o in forward if o.state == State.SUCCEEDED]
+    applied = [o for o in succeeded if has_effect(o)]
     touched = {o.step for o in (*applied, *unknown)}
     return Account(
         applied=tuple(applied),
         unknown=tuple(unknown),
-        not_applied=tuple(o for o in forward if o not in applied and o not in unknown),
+        not_applied=tuple(o for o in forward if o not in succeeded and o not in unknown),
         cannot_be_undone=tuple(pair for pair in _cannot(run) if pair[0] in touched),
     )
 
@@ -49,7 +50,8 @@ def _cannot(run: Run) -> list[tuple[str, str]]:
         workflow = registry.workflow(run.workflow_type, run.workflow_version)
     except registry.Unregistered:
         return []
-    return [(step.name, step.cannot_undo or "no undo is declared") for step in workflow.effects if step.undo is None]
+    never = [step for step in workflow.effects if step.undo is None and has_effect(step)]
+    return [(step.name, step.cannot_undo or "no undo is declared") for step in never]
 
 
 def tell(told: Account) -> str:

@@ -62,6 +62,7 @@ LASTING = flow(
     SHIP,
 )
 STAMP = Step(name="stamp", provider="clerk", action="keyed", request=order, cannot_undo="a stamp stays", retry=PATIENT)
+LOOKED = flow("looked", Step(name="look", provider="clerk", action="read", request=order), SHIP)
 STAMPED = flow("stamped", reversible("reserve"), reversible("charge"), STAMP, SHIP)
 STAMP_FIRST = flow("stamp_first", reversible("reserve"), reversible("charge", undo_after=("stamp",)), STAMP, SHIP)
 DECIDED = flow(

@@ -10,7 +10,7 @@ import pytest
 from django.test import override_settings
 
 from examples.order_desk.workflow import DAMAGED_ITEM
-from reconciliation import actions, checks, registry, runs, sweeping
+from reconciliation import actions, checks, registry, run_deeds, runs, sweeping
 from reconciliation.actions import Press
 from reconciliation.models import Chosen, Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
@@ -451,6 +451,20 @@ def test_a_cancelled_run_is_undone_only_when_a_person_asks_for_it(sagas: Any, cl
     run.refresh_from_db()
     assert run.state == RunState.COMPENSATED
     assert states()["undo:reserve"] == State.SUCCEEDED
+
+
+def test_what_was_only_read_counts_neither_as_applied_nor_as_not_to_be_undone(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("l-1"), DOWN)
+    run = start("looked")
+    sweeping.sweep()
+    previews = {each.action: each for each in actions.previews(Run.objects.get(pk=run.pk), actor=OLGA)}
+    assert not previews["compensate_run"].allowed
+    assert "Nothing was applied; there is nothing to undo." in previews["compensate_run"].why
+    answer = press(run, "cancel")
+    assert "Nothing was applied." in answer.message
+    assert "Cannot be undone" not in answer.message
+    told = run_deeds.account(Run.objects.get(pk=run.pk))
+    assert [operation.step for operation in told.not_applied] == ["ship"]
 
 
 def test_one_run_at_a_time_works_on_what_a_lock_names(sagas: Any, clock: Any) -> None:
