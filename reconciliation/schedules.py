@@ -20,7 +20,7 @@ from django.db.models import F, Q
 from audit import log as audit
 from audit.verify import Head
 
-from . import consent, fence, keyless, occurrences, registry, runs, transition
+from . import consent, fence, keyless, occurrences, registry, runs, transition, wording
 from .actors import Actor
 from .keys import InvalidField
 from .models import Job, Run, Slot
@@ -68,8 +68,9 @@ def tick(*, limit: int = 50) -> int:
     close_ended()
     jobs = due(now, limit=limit)
     for pk in jobs:
-        for duty in (_decide_job, _start_job):
-            _guarded(duty, pk)
+        done = [_guarded(duty, pk) for duty in (_decide_job, _start_job)]  # the second one whatever the first came to
+        if all(done):
+            Job.objects.filter(pk=pk, problem__startswith=wording.ERROR).update(problem="")
     _mark_too_long(now)
     _recompute_times(now)
     return len(jobs)
@@ -83,19 +84,25 @@ def due(now: datetime, *, limit: int = 50) -> list[int]:
     return list(dict.fromkeys([*by_time[:limit], *by_slot[: limit * AT_ONCE]]))[:limit]
 
 
-def _guarded(duty: Any, pk: int) -> None:
-    """One broken job must not stop the others; that it is broken is shown on its page."""
+def _guarded(duty: Any, pk: int) -> bool:
+    """One broken job must not stop the others; that it is broken is shown on its page, and is a signal.
+
+    True where the duty was done; another beat may have the job.
+    """
     try:
         with transaction.atomic():
             job = Job.objects.select_for_update(skip_locked=True).filter(pk=pk).first()
             if job is not None:
                 duty(job)
+            return job is not None
     except NotASchedule:
         _problem(pk, "zone_unknown")
     except registry.Unregistered:
         _problem(pk, "no_handler")
     except Exception as error:
         log.error("schedule_failed", job=pk, **fault(error))
+        _problem(pk, wording.ERROR + type(error).__name__[:50])  # its class alone: a text may repeat what is hidden
+    return False
 
 
 def _problem(pk: int, code: str) -> None:

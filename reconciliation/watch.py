@@ -126,6 +126,21 @@ CONDITIONS = (
         " WHERE j.enabled AND l.runs = 3 AND l.bad = 3",
     ),
     Condition(
+        "job_cannot_start",
+        "The runs of a job are not being started",
+        "SELECT tenant, 'job:' || id, since, name || ': ' || why FROM (SELECT j.*,"
+        " CASE WHEN j.problem <> '' THEN replace(j.problem, '_', ' ') WHEN l.refused = 3 THEN"
+        " 'its workflow refused the last three starts' END AS why,"
+        " CASE WHEN j.problem = '' THEN l.first ELSE coalesce(least(w.first, CASE WHEN j.next_at < %(now)s THEN"
+        " j.next_at END), j.updated_at) END AS since FROM reconciliation_job j,"
+        " LATERAL (SELECT min(n.scheduled_for) AS first, count(*) FILTER (WHERE n.state = 'not_started') AS refused"
+        " FROM (SELECT s.scheduled_for, s.state FROM reconciliation_slot s WHERE s.job_id = j.id AND NOT s.manual"
+        " AND s.state IN ('started', 'not_started') ORDER BY s.scheduled_for DESC LIMIT 3) n) l,"
+        " LATERAL (SELECT min(s.scheduled_for) AS first FROM reconciliation_slot s WHERE s.job_id = j.id"
+        " AND s.state IN ('due', 'queued', 'catching_up')) w WHERE j.enabled) k"
+        " WHERE why IS NOT NULL AND since < %(late)s",
+    ),
+    Condition(
         "job_skipped",
         "Runs of a job were left out within the last day because the one before still went on",
         "SELECT j.tenant, 'job:' || j.id, min(s.scheduled_for), j.name || ': ' || sum(s.count) || ' left out'"

@@ -445,8 +445,13 @@ def job_terms(job: Job) -> list[tuple[str, str]]:
     ]
 
 
+ERROR = "error:"  # before the class of an exception that nobody foresaw
+
+
 def reason(code: str) -> str:
     """A reason code as words."""
+    if code.startswith(ERROR):
+        return f"a fault of our own, {code.removeprefix(ERROR)}; where it is stands in the log"
     return REASONS.get(code, code.replace("_", " "))
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from uuid import uuid4
 
 import pytest
+from cryptography.fernet import Fernet
 from django.db import connections, transaction
 
 from audit import verify
@@ -571,6 +572,39 @@ def test_a_workflow_that_is_not_here_yet_waits_and_is_named(office, clock, setti
     registry.forget()
     tick()
     assert [slot.state for slot in slots(minutely)] == ["started"]
+    assert Job.objects.get().problem == ""
+
+
+def test_a_job_that_fails_in_a_way_that_nobody_foresaw_is_named_by_the_class_alone_until_it_starts(
+    office, clock, settings, capsys
+):
+    hidden = {"order": "1002", "card": "sk-live-CANARY1"}
+    minutely = job(at=utc("2026-06-10T08:59:30"), clock=clock, input=hidden)
+    other = job("other", at=utc("2026-06-10T08:59:30"), clock=clock)
+    keys, settings.AFTERCALL_SEAL_KEYS = settings.AFTERCALL_SEAL_KEYS, [Fernet.generate_key().decode()]
+    clock.set(utc("2026-06-10T09:00:01"))
+    tick()
+    assert [slot.state for slot in slots(minutely)] == ["due"]
+    assert [slot.state for slot in slots(other)] == ["started"]
+    assert dict(Job.objects.values_list("name", "problem")) == {"nightly": "error:CannotOpen", "other": ""}
+    assert "CANARY" not in capsys.readouterr().out
+    settings.AFTERCALL_SEAL_KEYS = keys
+    tick()
+    assert [slot.state for slot in slots(minutely)] == ["started"]
+    assert not Job.objects.exclude(problem="").exists()
+
+
+def test_a_fault_that_is_gone_is_not_shown_any_more_where_nothing_is_started_either(office, clock, monkeypatch):
+    minutely = job(at=utc("2026-06-10T08:59:30"), clock=clock, overlap="skip")
+    clock.set(utc("2026-06-10T09:00:01"))
+    tick()
+    with monkeypatch.context() as broken:
+        broken.setattr(schedules, "_by_overlap", lambda job: 1 / 0)
+        clock.set(utc("2026-06-10T09:01:01"))
+        tick()
+    assert Job.objects.get().problem == "error:ZeroDivisionError"
+    tick()
+    assert [slot.state for slot in slots(minutely)] == ["started", "skipped_overlap"]
     assert Job.objects.get().problem == ""
 
 

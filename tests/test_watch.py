@@ -11,11 +11,11 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 from django_q.models import OrmQ
 
-from reconciliation import sweeping, tasks, transition, watch
+from reconciliation import registry, schedules, sweeping, tasks, transition, watch
 from reconciliation.actions import Verdict
 from reconciliation.actors import SYSTEM
-from reconciliation.models import Approval, Run, Signal
-from tests import cast
+from reconciliation.models import Approval, Job, Run, Signal
+from tests import cast, timetable
 from tests.database import Clock
 from tests.scripted import Clerk
 from tests.test_approvals import CLEO, asked, press
@@ -413,6 +413,68 @@ def test_a_job_that_fails_three_times_in_a_row_is_a_signal_and_one_good_run_ends
     _slot(superuser_connection, job, 1, run=cast.run_stands(cast.run(), "succeeded").pk)
     watch.look()
     assert "job_failing" not in open_now()
+
+
+@pytest.fixture
+def office(clerk: Clerk, settings: Any) -> Any:
+    settings.AFTERCALL_WORKFLOWS = ["tests.timetable.WORKFLOWS"]
+    registry.forget()
+    yield clerk
+    registry.forget()
+
+
+def test_a_job_whose_workflow_is_not_here_is_a_signal_until_it_starts(office: Any, clock: Clock, settings: Any) -> None:
+    nightly = timetable.job(at=clock.now(), clock=clock, tenant="t_acme")
+    due = nightly.next_at
+    settings.AFTERCALL_WORKFLOWS = []
+    registry.forget()
+    clock.set(due + timedelta(seconds=30))
+    timetable.tick()
+    watch.look()
+    assert "job_cannot_start" not in open_now(), "a deployment that is being rolled out takes a minute"
+    clock.set(due + timedelta(seconds=62))
+    timetable.tick()
+    watch.look()
+    assert open_now()["job_cannot_start"] == f"job:{nightly.pk}"
+    signal = Signal.objects.get(kind="job_cannot_start")
+    assert (signal.since, signal.tenant, signal.detail) == (due, "t_acme", "nightly: no handler")
+    settings.AFTERCALL_WORKFLOWS = ["tests.timetable.WORKFLOWS"]
+    registry.forget()
+    timetable.tick()
+    watch.look()
+    assert "job_cannot_start" not in open_now()
+
+
+def test_a_job_whose_workflow_refuses_three_starts_is_a_signal_and_one_start_ends_it(
+    office: Any, clock: Clock, monkeypatch: Any
+) -> None:
+    nightly = timetable.job(at=clock.now(), clock=clock, tenant="t_acme")
+    monkeypatch.setattr(schedules, "input_of", lambda job, slot: {"order": "1002"})  # what it needs is not in it
+    moments = []
+    for number in (1, 2, 3):
+        assert "job_cannot_start" not in open_now(), number
+        moments.append(Job.objects.get().next_at)
+        clock.set(moments[-1] + timedelta(seconds=1))
+        timetable.tick()
+        watch.look()
+    assert [slot.state for slot in timetable.slots(nightly)] == ["not_started"] * 3
+    assert open_now()["job_cannot_start"] == f"job:{nightly.pk}"
+    assert Signal.objects.get(kind="job_cannot_start").since == moments[0]
+    monkeypatch.undo()
+    clock.set(Job.objects.get().next_at + timedelta(seconds=1))
+    timetable.tick()
+    watch.look()
+    assert "job_cannot_start" not in open_now()
+
+
+def test_a_signal_of_a_job_leads_to_its_page(ledger_db: Any, superuser_connection: Any) -> None:
+    eve = cast.client(cast.people()["vi_eve"])
+    superuser_connection.execute("SET session_replication_role = replica")
+    job = _job(superuser_connection, "nightly")
+    _slot(superuser_connection, job, 1, state="skipped_overlap")
+    watch.look()
+    assert f'<a href="/schedules/{job}">job:{job}</a>' in eve.get("/health").content.decode()
+    assert eve.get(f"/schedules/{job}").status_code == 200
 
 
 def test_runs_left_out_for_overlap_are_a_signal(ledger_db: Any, superuser_connection: Any) -> None:
