@@ -18,7 +18,7 @@ UPDATE reconciliation_limit l SET currency = upper(l.currency) WHERE l.currency 
 
 
 class Migration(migrations.Migration):
-    dependencies = [("reconciliation", "0013_approvals_of_policies")]
+    dependencies = [("reconciliation", "0015_signals_told")]
 
     operations = [
         migrations.AddField(
