@@ -410,7 +410,7 @@ def test_rows_from_before_get_one_spelling_and_two_limits_on_one_place_keep_thei
     superuser_connection.execute("UPDATE reconciliation_operation SET currency = 'usd'")
     superuser_connection.execute("UPDATE reconciliation_limit SET currency = 'usd' WHERE currency = 'EUR'")
     superuser_connection.execute("UPDATE reconciliation_limit SET currency = 'gbp' WHERE currency = 'GBP'")
-    migration = import_module("reconciliation.migrations.0014_owners_and_currencies")
+    migration = import_module("reconciliation.migrations.0016_owners_and_currencies")
     superuser_connection.execute(migration.OPERATIONS)
     superuser_connection.execute(migration.LIMITS)
     assert row(pk).currency == "USD"
