@@ -12,6 +12,7 @@ LIMITS = """
 UPDATE reconciliation_limit l SET currency = upper(l.currency) WHERE l.currency <> upper(l.currency)
    AND (l.lifted_at IS NOT NULL OR NOT EXISTS (SELECT 1 FROM reconciliation_limit o WHERE o.id <> l.id
         AND o.lifted_at IS NULL AND upper(o.currency) = upper(l.currency)
+        AND o.window_seconds IS NOT DISTINCT FROM l.window_seconds
         AND (o.kind, o.tenant, o.provider, o.action, o.workflow_type)
           = (l.kind, l.tenant, l.provider, l.action, l.workflow_type)))
 """
