@@ -270,7 +270,7 @@ def claim_new(
 
 def _guards(operation: Operation, spec: ActionSpec, actor: Actor) -> list[str]:
     # A person may cut a back-off short; nobody may outlive the provider's memory of the key (rule 8).
-    guards = [] if actor.kind == "person" or operation.state == State.AMBIGUOUS else ["due"]
+    guards = [] if actor.kind == "person" else ["due"]
     if spec.repeat is Repeat.KEYED and operation.first_sent_at is not None:
         guards.append("same_key")
     if spec.repeat is Repeat.NATURAL and operation.first_sent_at is not None:

@@ -53,6 +53,30 @@ class Evidence:
     rolled_back: bool = False  # every unknown attempt was a local effect without a result: it did not commit
     answered_at: datetime | None = None  # when the last attempt ended without an answer, where its worker said so
     forward_at: datetime | None = None  # when the database's clock was last set forward
+    elapsed: float = 0.0  # seconds since its first claim, where its policy asks for that
+    retry_after: float | None = None  # seconds that the provider asked for, as the late report tells
+
+    @property
+    def retry(self) -> policy.RetryPolicy:
+        """How its step is tried."""
+        return policy.RetryPolicy.read(self.operation.retry_policy, self.spec)
+
+    @property
+    def cap(self) -> str:
+        """The cap of its step's policy that is reached, or nothing."""
+        operation = self.operation
+        return self.retry.spent(attempt=operation.attempts, elapsed=self.elapsed, spend=operation.cost_minor)
+
+    @property
+    def never_repeated(self) -> bool:
+        """Whether its step's policy has nothing sent again after what the last attempt came to."""
+        return self.operation.error_class in self.retry.never
+
+    @property
+    def waits(self) -> float:
+        """Seconds until automation may send it again; 0 where it may now."""
+        after = self.operation.not_before
+        return max((after - self.started).total_seconds(), 0.0) if after else 0.0
 
 
 def absence_provable_at(
@@ -103,6 +127,7 @@ def _judge_found(evidence: Evidence) -> Judgement:
             "sighted": True,
             "error_class": "",
             "reason_code": "found",
+            "not_before": None,
             **unmarked(evidence.operation),
         },
     )
@@ -148,14 +173,38 @@ def _judge_proven_absence(evidence: Evidence, counted: Mapping[str, Any]) -> Jud
         return _look_again(evidence, "old_worker_may_still_send", counted=counted)
     absences = operation.absences + 1
     patch = {**counted, "absences": absences, "unknown_attempts": [], "error_class": "", "reason_code": "absent"}
-    if absences > 1 or operation.attempts >= _attempts(evidence):
-        mark = {"escalation_reason": "absent_again", "due_at": None}
+    if evidence.never_repeated:
+        return _ended_by_absence(evidence, patch)
+    stop = "absent_again" if absences > 1 else evidence.cap or _forgotten_first(evidence)
+    if stop:
+        mark = {"escalation_reason": stop, "due_at": None, "not_before": None}
         return Judgement(
-            to=State.FAILED_RETRYABLE, reason_code="absent", escalate="absent_again", patch={**patch, **mark},
+            to=State.FAILED_RETRYABLE, reason_code="absent", escalate=stop, patch={**patch, **mark},
             after={"escalated_at": 0},
         )  # fmt: skip
-    cleared = {**unmarked(operation), "not_before": None}
-    return Judgement(to=State.FAILED_RETRYABLE, reason_code="absent", patch={**patch, **cleared}, after={"due_at": 0})
+    return Judgement(
+        to=State.FAILED_RETRYABLE, reason_code="absent", patch={**patch, **unmarked(operation)},
+        after={"due_at": evidence.waits, "not_before": evidence.waits},
+    )  # fmt: skip
+
+
+def _ended_by_absence(evidence: Evidence, patch: Mapping[str, Any]) -> Judgement:
+    """It was not applied and is not sent again: it fails. Where a person was called, ending it is left to them."""
+    if not _in_a_persons_hands(evidence.operation):
+        ended = {**patch, **unmarked(evidence.operation), "not_before": None}
+        return Judgement(to=State.FAILED_TERMINAL, reason_code="absent", patch=ended)
+    return Judgement(
+        to=State.FAILED_RETRYABLE, reason_code="absent", escalate=evidence.operation.escalation_reason,
+        patch={**patch, "due_at": None, "not_before": None},
+    )  # fmt: skip
+
+
+def _forgotten_first(evidence: Evidence) -> str:
+    """A person is called before the provider forgets the key, not when the repeat is due and refused (rule 8)."""
+    until = evidence.operation.same_key_until
+    if evidence.spec.repeat is not Repeat.KEYED or until is None:
+        return ""
+    return "key_forgotten" if evidence.started + timedelta(seconds=evidence.waits) >= until else ""
 
 
 def _look_again(evidence: Evidence, reason: str, *, counted: Mapping[str, Any] | None = None) -> Judgement:
@@ -163,22 +212,28 @@ def _look_again(evidence: Evidence, reason: str, *, counted: Mapping[str, Any] |
     operation, patch = evidence.operation, dict(counted or {})
     if operation.escalated_at is not None:
         return Judgement(to=None, reason_code=reason, patch=patch)
-    repeat = _safe_to_repeat(evidence)
-    if _time_is_up(evidence) or (repeat and operation.attempts >= _attempts(evidence)):
-        why = "old_worker_may_still_send" if _only_its_worker_blocks(evidence, reason) else "no_conclusive_answer"
+    repeat = _safe_to_repeat(evidence) and not evidence.never_repeated
+    cap = evidence.cap if repeat else ""
+    if _time_is_up(evidence) or cap:
+        why = _why_it_stops(evidence, reason, cap)
         mark = {"escalation_reason": why, "due_at": None}
         return Judgement(to=None, reason_code=reason, escalate=why, patch={**patch, **mark}, after={"escalated_at": 0})
-    return Judgement(to=None, reason_code=reason, patch=patch, after={"due_at": _next_look_up(evidence)}, repeat=repeat)
+    due, waits = _next_look_up(evidence), evidence.waits
+    if repeat and waits:
+        due = min(due, waits)  # looked up once more before it is sent again
+    return Judgement(to=None, reason_code=reason, patch=patch, after={"due_at": due}, repeat=repeat and not waits)
+
+
+def _why_it_stops(evidence: Evidence, reason: str, cap: str) -> str:
+    if _only_its_worker_blocks(evidence, reason):
+        return "old_worker_may_still_send"
+    return "no_conclusive_answer" if _time_is_up(evidence) or cap == "budget_spent" else cap
 
 
 def _only_its_worker_blocks(evidence: Evidence, reason: str) -> bool:
     """Whether absence would be proven but for a worker that may still send, also where this read came too soon."""
     enough = evidence.operation.absent_reads >= evidence.spec.absence_reads
     return reason == "old_worker_may_still_send" or (reason == "reads_too_close" and enough)
-
-
-def _attempts(evidence: Evidence) -> int:
-    return policy.RetryPolicy.read(evidence.operation.retry_policy, evidence.spec).attempts
 
 
 def _time_is_up(evidence: Evidence) -> bool:
@@ -225,17 +280,19 @@ def judge_report(evidence: Evidence) -> Judgement:
         return Judgement(
             to=State.FAILED_TERMINAL, reason_code="late_report", patch={**patch, **refused, **unmarked(operation)}
         )
-    if not _in_a_persons_hands(operation) and operation.attempts < _attempts(evidence):
-        cleared = unmarked(operation)
+    if not _in_a_persons_hands(operation) and not evidence.cap:
+        wait = evidence.retry.wait(operation.attempts, retry_after=evidence.retry_after)
         return Judgement(
-            to=State.FAILED_RETRYABLE, reason_code="late_report", patch={**patch, **cleared}, after={"due_at": 0}
-        )
-    mark = {"escalation_reason": operation.escalation_reason or "budget_spent", "due_at": None}
+            to=State.FAILED_RETRYABLE, reason_code="late_report", patch={**patch, **unmarked(operation)},
+            after={"due_at": wait, "not_before": wait},
+        )  # fmt: skip
+    why = operation.escalation_reason if _in_a_persons_hands(operation) else evidence.cap
+    mark = {"escalation_reason": why, "due_at": None}
     after = {} if operation.escalated_at else {"escalated_at": 0.0}
     return Judgement(
         to=State.FAILED_RETRYABLE,
         reason_code="late_report",
-        escalate="budget_spent",
+        escalate=why,
         patch={**patch, **mark},
         after=after,
     )
@@ -249,8 +306,7 @@ def _final(evidence: Evidence) -> bool:
     if not evidence.reported or evidence.operation.sighted or _in_a_persons_hands(evidence.operation):
         return False
     refusal = policy.ErrorClass(evidence.reported)
-    never = policy.RetryPolicy.read(evidence.operation.retry_policy, evidence.spec).never
-    return policy.decide(refusal, evidence.spec) is policy.Next.FAIL or refusal in never
+    return policy.decide(refusal, evidence.spec) is policy.Next.FAIL or refusal in evidence.retry.never
 
 
 def _in_a_persons_hands(operation: Operation) -> bool:

@@ -90,6 +90,9 @@ _NAMES: tuple[tuple[type[base.ProviderError], ErrorClass], ...] = (
 class RetryPolicy:
     """How often, how long and at what cost one step is tried. It is stored with the operation, as data.
 
+    It governs every repeat by automation, after a clean failure and after an unknown attempt alike; no person's, and no
+    look-up: those have a schedule of their own.
+
     Times are in seconds, spend in minor units of `cost`. `intervals` name the first waits exactly; after them
     the wait grows by `factor` up to `longest`, less a random part of up to `jitter` of it.
     """
@@ -101,7 +104,7 @@ class RetryPolicy:
     jitter: float = 0.5
     max_elapsed: float | None = None  # since the first claim
     max_spend: int | None = None
-    never: frozenset[ErrorClass] = frozenset()  # classes that fail at once although the table would retry them
+    never: frozenset[ErrorClass] = frozenset()  # classes that automation does not send again after
 
     def text(self) -> str:
         """As it is stored."""
@@ -187,7 +190,7 @@ def lease_seconds(spec: ActionSpec) -> float:
 
 
 def look_up_delay(look_ups: int, *, provable_in: float | None = None) -> float:
-    """Seconds until the next look-up: doubling, but there when absence becomes provable."""
+    """Seconds until the next look-up: doubling, but there when absence becomes provable; no policy changes it."""
     longest = min(settings.AFTERCALL_BACK_OFF * 2.0 ** min(look_ups, 16), settings.AFTERCALL_BACK_OFF_CAP)
     waited = longest * random.uniform(0.75, 1.0)  # noqa: S311 - spreads load, guards nothing
     if provable_in is not None and 0 < provable_in < waited * 2:

@@ -18,9 +18,10 @@ from audit.log import Fact
 
 from . import local, registry, sealing, settlement, storable, timekeeping, transition, workers
 from .actors import SYSTEM, Actor
+from .claims import tried_since
 from .judgement import SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
 from .models import JournalEntry, Operation
-from .policy import NOT_APPLIED, ErrorClass, covers_earlier, nothing_can_find_out
+from .policy import NOT_APPLIED, ErrorClass, RetryPolicy, covers_earlier, nothing_can_find_out
 from .providers.base import ActionSpec, Call, Finding, Json, ProviderError, Source, Verdict, compare
 from .scrub import excerpt, fault
 from .states import Kind, State
@@ -87,7 +88,9 @@ def expire(operation: Operation) -> Operation:
     if spec is not None and local.is_local(operation, spec, [operation.attempts]):
         local.expire(operation, spec)
         return Operation.objects.get(pk=operation.pk)
-    patch, after = settlement.lease_expired(operation.attempts, tuple(operation.unknown_attempts), spec)
+    patch, after = settlement.lease_expired(
+        operation.attempts, tuple(operation.unknown_attempts), spec, operation.retry_policy
+    )
     patch["generation"] = operation.generation + 1  # fences whatever the lost worker still writes
     needed = needs_a_person(operation, spec)
     if needed:
@@ -139,7 +142,7 @@ def _evidence(operation: Operation, started: datetime) -> Evidence:
     if local.is_local(operation, spec, operation.unknown_attempts):
         return Evidence(
             operation=operation, spec=spec, finding=_ROLLED_BACK, compared={}, started=started, worker_silent=False,
-            rolled_back=True,
+            rolled_back=True, elapsed=_elapsed(operation, spec, started),
         )  # fmt: skip
     finding = _look(operation, spec)
     return Evidence(
@@ -153,7 +156,13 @@ def _evidence(operation: Operation, started: datetime) -> Evidence:
         worker_silent=_worker_silent(operation),
         answered_at=_answered_at(operation),
         forward_at=timekeeping.put_forward_at(),
+        elapsed=_elapsed(operation, spec, started),
     )
+
+
+def _elapsed(operation: Operation, spec: ActionSpec, started: datetime) -> float:
+    since = tried_since(operation, RetryPolicy.read(operation.retry_policy, spec))
+    return (started - since).total_seconds() if since else 0.0
 
 
 def _look(operation: Operation, spec: ActionSpec) -> Finding:
@@ -306,7 +315,8 @@ def _reported(
     )
     return Evidence(
         operation=operation, spec=spec, finding=finding, compared=data.get("compared") or {}, started=started,
-        worker_silent=False, report=report.pk,
+        worker_silent=False, report=report.pk, elapsed=_elapsed(operation, spec, started),
+        retry_after=data.get("retry_after"),
         reported=str(data.get("error_class") or "") if verdict is Verdict.ABSENT else "",
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ nothing about the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -186,7 +187,9 @@ def _judge_error(attempt: Attempt, error: BaseException) -> Judged:
     if error_class not in policy.NOT_APPLIED:
         return _judge_unknown(attempt, observed, error, error_class)
     if attempt.unknown and not policy.covers_earlier(error_class, attempt.spec):
-        return _unknown(attempt, observed, reason_code="earlier_attempt_unknown", mine=False, error_class=error_class)
+        return _unknown(
+            attempt, observed, reason_code="earlier_attempt_unknown", mine=False, error_class=error_class, error=error
+        )
     return _judge_clean(attempt, observed, error, error_class)
 
 
@@ -208,8 +211,17 @@ def _error_observed(attempt: Attempt, error: BaseException, error_class: ErrorCl
             "request_id": excerpt(named.request_id, known=hidden) if named else "",
             "replayed": bool(named and named.replayed),
             "cost": _cost(error),
+            "retry_after": _asked_wait(error),
         },
     )
+
+
+def _asked_wait(error: BaseException | None) -> float | None:
+    """Seconds after which the provider wants to hear from us again, where it said so in a way that can be read."""
+    said: Any = getattr(error, "retry_after", None)
+    if type(said) not in (int, float) or not math.isfinite(said) or said <= 0:
+        return None
+    return min(float(said), policy.RETRY_AFTER_CAP)
 
 
 def _judge_clean(attempt: Attempt, observed: Observed, error: BaseException, error_class: ErrorClass) -> Judged:
@@ -228,7 +240,7 @@ def _judge_clean(attempt: Attempt, observed: Observed, error: BaseException, err
     spent = attempt.retry.spent(attempt=attempt.attempt, elapsed=attempt.elapsed, spend=attempt.cost + _cost(error))
     if spent:
         return _judge_spent(attempt, observed, {**facts, "reason_code": spent}, error_class)
-    wait = attempt.retry.wait(attempt.attempt, retry_after=getattr(error, "retry_after", None))
+    wait = attempt.retry.wait(attempt.attempt, retry_after=_asked_wait(error))
     return Judged(
         to=State.FAILED_RETRYABLE, reason_code=str(error_class), observed=observed, patch=facts,
         after={"due_at": wait, "not_before": wait},
@@ -255,7 +267,7 @@ def _judge_unknown(attempt: Attempt, observed: Observed, error: BaseException, e
     reason = "no_answer" if error_class is ErrorClass.UNKNOWN else str(error_class)
     if policy.nothing_can_find_out(error_class, attempt.spec, attempt.provider):
         return _escalated(attempt, observed, reason="nothing_can_find_out", extra=extra)
-    return _unknown(attempt, observed, reason_code=reason, error_class=error_class, extra=extra)
+    return _unknown(attempt, observed, reason_code=reason, error_class=error_class, extra=extra, error=error)
 
 
 def _replays(attempt: Attempt, error: BaseException, error_class: ErrorClass) -> int:
@@ -273,7 +285,9 @@ def _unknown(
     mine: bool = True,
     error_class: ErrorClass = ErrorClass.UNKNOWN,
     extra: Mapping[str, Any] | None = None,
+    error: BaseException | None = None,
 ) -> Judged:
+    """Look-ups begin at once, on their own schedule; automation repeats it no earlier than the step's policy says."""
     unknown = sorted({*attempt.unknown, *([attempt.attempt] if mine else [])})
     return Judged(
         to=State.AMBIGUOUS,
@@ -286,7 +300,11 @@ def _unknown(
             "look_ups": 0,
             **(extra or {}),
         },
-        after={"due_at": policy.look_up_delay(0), "escalate_at": attempt.spec.escalate_after.total_seconds()},
+        after={
+            "due_at": policy.look_up_delay(0),
+            "not_before": attempt.retry.wait(attempt.attempt, retry_after=_asked_wait(error)),
+            "escalate_at": attempt.spec.escalate_after.total_seconds(),
+        },
     )
 
 
@@ -302,14 +320,18 @@ def _escalated(attempt: Attempt, observed: Observed, *, reason: str, extra: Mapp
 
 
 def lease_expired(
-    attempt: int, unknown: tuple[int, ...], spec: ActionSpec | None
+    attempt: int, unknown: tuple[int, ...], spec: ActionSpec | None, retry_policy: str
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """(patch, after) of a lease that ran out: the attempt joins the unknown ones (rule 5)."""
+    """(patch, after) of a lease that ran out: the attempt joins the unknown ones (rule 5).
+
+    `retry_policy` is the step's as it was stored: what may be repeated waits as after any other attempt.
+    """
     patch = {
         "unknown_attempts": sorted({*unknown, attempt}),
         "error_class": ErrorClass.UNKNOWN,
         "reason_code": "worker_lost",
         "look_ups": 0,
     }
-    escalate = (spec or ActionSpec()).escalate_after.total_seconds()  # unknown here: a worker that knows it may look up
-    return patch, {"due_at": 0, "lease_ended_at": 0, "escalate_at": escalate}
+    declared = spec or ActionSpec()  # unknown here: a worker that knows it may look up
+    escalate, wait = declared.escalate_after.total_seconds(), RetryPolicy.read(retry_policy, declared).wait(attempt)
+    return patch, {"due_at": 0, "lease_ended_at": 0, "not_before": wait, "escalate_at": escalate}

@@ -794,8 +794,11 @@ def deadlines(operation: Operation, spec: ActionSpec | None) -> list[Deadline]:
         found.append(Deadline("Absence provable", provable, "from then on an empty answer counts"))
     if operation.escalate_at and not operation.escalated_at:
         found.append(Deadline("A person is called", operation.escalate_at, "if nothing is proven by then"))
-    if operation.not_before:
-        found.append(Deadline("Next attempt", operation.not_before, "not claimed earlier"))
+    if operation.not_before and not operation.escalated_at:
+        # An unknown one may never be sent again: it is not before then that automation would.
+        unknown = operation.state == State.AMBIGUOUS
+        meaning = "not sent again by automation earlier" if unknown else "not claimed earlier"
+        found.append(Deadline("Repeat" if unknown else "Next attempt", operation.not_before, meaning))
     if operation.lease_until:
         then = (
             "its end proves that nothing was applied" if is_local(spec) else "after that the outcome counts as unknown"

@@ -1,14 +1,16 @@
-"""What a step may cost and how long it may be tried: the caps of its policy, and what counts towards them."""
+"""When a step is sent again and when no more: the waits and caps of its policy, and what counts towards them."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from reconciliation import executor, reconciler, settling, spool, sweeping, transition
+from reconciliation import executor, reconciler, retrying, settling, spool, sweeping, transition
 from reconciliation.executor import perform
 from reconciliation.models import JournalEntry
-from reconciliation.policy import RetryPolicy
+from reconciliation.policy import ErrorClass, RetryPolicy
 from reconciliation.providers.base import (
+    KeyInUse,
     NotSent,
     OutcomeUnknown,
     RateLimited,
@@ -217,4 +219,207 @@ def test_the_time_before_its_first_claim_is_not_the_steps(clerk, clock):
     sweeping.sweep()
     assert row(pk).state == "failed_retryable"
     pass_time(clock, rounds=1)
+    assert row(pk).state == "succeeded"
+
+
+def test_a_lost_answer_that_cost_what_the_step_may_is_not_risked_again(clerk, clock):
+    clerk.answers(ACCEPTED)
+    clerk.sees(absent())
+    pk = tried(step("lookup", max_spend=50))
+    pass_time(clock, rounds=6)
+    operation = row(pk)
+    assert (operation.state, operation.escalation_reason, len(clerk.calls)) == ("failed_retryable", "spend_cap", 1)
+
+
+@pytest.mark.parametrize("action", ["unlisted", "natural", "read"])
+def test_an_unknown_one_whose_spend_is_capped_goes_to_a_person(clerk, clock, action):
+    clerk.answers(*[OutcomeUnknown("no answer came", cost=20)] * 9)
+    pk = tried(step(action, attempts=9, max_spend=40))
+    pass_time(clock, rounds=9)
+    assert (row(pk).state, row(pk).escalation_reason, len(clerk.calls)) == ("ambiguous", "spend_cap", 2)
+
+
+@pytest.mark.parametrize("action", ["unlisted", "natural", "read"])
+def test_an_unknown_one_that_was_tried_for_as_long_as_it_may_goes_to_a_person(clerk, clock, action):
+    clerk.answers(*[LOST] * 9)
+    pk = tried(step(action, attempts=9, intervals=(60, 300, 300), max_elapsed=600))
+    pass_time(clock, rounds=70, seconds=10)
+    assert (row(pk).state, row(pk).escalation_reason, len(clerk.calls)) == ("ambiguous", "time_spent", 3)
+
+
+# When it is sent again after an answer that never came
+
+
+@pytest.fixture
+def sent_at(clerk, clock):
+    """Seconds from the first call to each later one, as the provider saw them; every call is lost."""
+    moments = []
+
+    def lost(call):
+        moments.append(clock.now())
+        raise LOST
+
+    clerk.answers(*[lost] * 20)
+    return lambda: [round((moment - moments[0]).total_seconds()) for moment in moments[1:]]
+
+
+@pytest.mark.parametrize("action", ["unlisted", "natural", "read"])
+def test_what_may_be_repeated_is_repeated_at_the_steps_intervals_and_looked_up_meanwhile(clerk, clock, sent_at, action):
+    tried(step(action, attempts=4, intervals=(60, 300, 30)))
+    pass_time(clock, rounds=450, seconds=1)
+    first, second, third = sent_at()
+    assert (60 <= first <= 64, 300 <= second - first <= 304, 30 <= third - second <= 34) == (True, True, True)
+    looked = Counter(call.attempt for call in clerk.look_ups)
+    assert looked[1] >= 4, "look-ups keep their own schedule: the effect may be there long before a repeat is due"
+
+
+def test_the_waits_of_repeats_grow_as_those_of_clean_failures_do(clerk, clock, sent_at):
+    tried(step("natural", attempts=5, intervals=(10,), factor=2.0, longest=100))
+    pass_time(clock, rounds=60, seconds=1)
+    first, second, third, fourth = sent_at()
+    assert [first, second - first, third - second, fourth - third] == pytest.approx([10, 2, 4, 8], abs=2)
+
+
+def test_a_person_does_not_wait_for_the_steps_interval(clerk, clock):
+    clerk.answers(LOST)
+    pk = tried(step("unlisted", intervals=(300,)))
+    retrying.retry(pk, actor=OLGA, reason="the provider is well again")
+    assert row(pk).state == "succeeded"
+
+
+def test_automation_cannot_claim_an_unknown_one_before_its_time(clerk, clock):
+    clerk.answers(LOST)
+    pk = tried(step("unlisted", intervals=(300,)))
+    with pytest.raises(transition.NotDue):
+        retrying.retry(pk)
+    assert len(clerk.calls) == 1
+
+
+def test_what_is_proven_absent_is_sent_again_at_the_steps_interval(clerk, clock, sent_at):
+    clerk.sees(absent())
+    pk = tried(step("lookup", intervals=(300,)))
+    pass_time(clock, rounds=28, seconds=10)
+    assert (row(pk).state, sent_at()) == ("failed_retryable", [])
+    pass_time(clock, rounds=5, seconds=10)
+    (again,) = sent_at()
+    assert 300 <= again <= 320
+
+
+def test_what_is_proven_absent_when_the_key_will_be_forgotten_before_it_is_due_goes_to_a_person(clerk, clock):
+    clerk.answers(LOST)
+    clerk.sees(absent())
+    pk = tried(step(intervals=(24 * 3600,)))
+    pass_time(clock, rounds=6)
+    operation = row(pk)
+    assert (operation.state, operation.escalation_reason) == ("failed_retryable", "key_forgotten")
+    assert operation.same_key_until > clock.now()
+
+
+def test_what_a_lost_worker_leaves_is_sent_again_at_the_steps_interval(clerk, clock, monkeypatch):
+    monkeypatch.setattr(executor, "settle", lambda claim, judged: None)
+    clerk.answers(LOST)
+    perform(step("unlisted", intervals=(60,)), actor=AGENT)
+    monkeypatch.undo()
+    pk = executor.Operation.objects.get().pk
+    clock.advance(45)
+    sweeping.sweep()
+    assert (row(pk).state, row(pk).reason_code) == ("ambiguous", "worker_lost")
+    pass_time(clock, rounds=1)
+    assert len(clerk.calls) == 1
+    pass_time(clock, rounds=1)
+    assert (row(pk).state, len(clerk.calls)) == ("succeeded", 2)
+
+
+# Classes that the step never repeats
+
+
+@pytest.mark.parametrize("error", [LOST, KeyInUse("still at it", status=409)])
+@pytest.mark.parametrize("action", ["unlisted", "natural", "read"])
+def test_what_a_step_never_repeats_is_looked_up_and_not_sent_again(clerk, clock, error, action):
+    clerk.answers(error)
+    never = frozenset({ErrorClass.UNKNOWN, ErrorClass.KEY_IN_USE})
+    pk = tried(step(action, never=never))
+    pass_time(clock, rounds=10)
+    assert (row(pk).state, row(pk).escalated_at, len(clerk.calls)) == ("ambiguous", None, 1)
+    clerk.sees(found())
+    pass_time(clock, rounds=10)
+    assert row(pk).state == "succeeded"
+
+
+def test_what_a_step_never_repeats_fails_once_absence_is_proven(clerk, clock):
+    clerk.answers(LOST)
+    clerk.sees(absent())
+    pk = tried(step("lookup", never=frozenset({ErrorClass.UNKNOWN})))
+    pass_time(clock, rounds=6)
+    operation = row(pk)
+    assert (operation.state, operation.reason_code, len(clerk.calls)) == ("failed_terminal", "absent", 1)
+
+
+def test_where_a_person_was_called_what_a_step_never_repeats_is_left_to_that_person(clerk, clock):
+    clerk.answers(LOST)
+    pk = tried(step("lookup", never=frozenset({ErrorClass.UNKNOWN})))
+    sweeping.call_a_person(row(pk), "no_conclusive_answer")
+    clerk.sees(absent())
+    for _ in range(3):
+        clock.advance(61)
+        reconciler.reconcile(pk, actor=OLGA)
+    sweeping.sweep()
+    operation = row(pk)
+    assert (operation.state, operation.escalation_reason) == ("failed_retryable", "no_conclusive_answer")
+    assert len(clerk.calls) == 1
+
+
+# Retry-After
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OutcomeUnknown("no", status=502, retry_after=120), KeyInUse("still at it", status=409, retry_after=120)],
+    ids=["unknown", "key_in_use"],
+)
+@pytest.mark.parametrize("action", ["unlisted", "natural"])
+def test_a_provider_that_asks_for_time_gets_it_although_the_outcome_is_unknown(clerk, clock, error, action):
+    clerk.answers(error)
+    pk = tried(order(action))
+    pass_time(clock, rounds=11, seconds=10)
+    assert len(clerk.calls) == 1
+    assert len(clerk.look_ups) >= 4, "it is looked up meanwhile"
+    pass_time(clock, rounds=2, seconds=10)
+    assert (row(pk).state, len(clerk.calls)) == ("succeeded", 2)
+
+
+def test_a_wait_that_a_refusal_asks_for_holds_while_an_earlier_attempt_is_unknown(clerk, clock):
+    clerk.answers(LOST, RateLimited("slow down", status=429, retry_after=120))
+    pk = tried(order("unlisted"))
+    pass_time(clock, rounds=1, seconds=10)
+    assert (row(pk).state, row(pk).reason_code, len(clerk.calls)) == ("ambiguous", "earlier_attempt_unknown", 2)
+    pass_time(clock, rounds=11, seconds=10)
+    assert len(clerk.calls) == 2
+    pass_time(clock, rounds=2, seconds=10)
+    assert (row(pk).state, len(clerk.calls)) == ("succeeded", 3)
+
+
+def test_a_worker_that_tells_late_that_the_provider_asked_for_time(clerk, clock):
+    def frozen(call):
+        clock.advance(90)
+        reconciler.reconcile(executor.Operation.objects.get().pk)
+        raise RateLimited("slow down", status=429, retry_after=120)
+
+    clerk.answers(frozen)
+    clerk.sees(cannot_tell())
+    pk = tried(order())
+    sweeping.sweep()
+    assert (row(pk).state, row(pk).reason_code) == ("failed_retryable", "late_report")
+    pass_time(clock, rounds=11, seconds=10)
+    assert len(clerk.calls) == 1
+    pass_time(clock, rounds=2, seconds=10)
+    assert (row(pk).state, len(clerk.calls)) == ("succeeded", 2)
+
+
+@pytest.mark.parametrize("wait", ["120", float("nan"), float("inf"), True, -5])
+def test_a_wait_that_cannot_be_read_is_none(clerk, clock, wait):
+    clerk.answers(OutcomeUnknown("no", status=502, retry_after=wait, cost=5))
+    pk = tried(order("unlisted"))
+    assert (row(pk).state, row(pk).reason_code, row(pk).cost_minor) == ("ambiguous", "no_answer", 5)
+    pass_time(clock, rounds=1, seconds=10)
     assert row(pk).state == "succeeded"

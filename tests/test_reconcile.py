@@ -100,11 +100,14 @@ def test_a_refusal_for_good_ends_it_although_it_came_late(clerk, error_class):
 
 
 @pytest.mark.parametrize("error_class", ["not_sent", "unavailable", "rate_limited"])
-def test_a_refusal_for_now_that_came_late_is_retried(clerk, error_class):
+def test_a_refusal_for_now_that_came_late_is_retried_after_a_back_off(clerk, clock, error_class):
     pk = made(clerk, LOST)
     report(pk, 1, error_class=error_class)
     reconciler.reconcile(pk)
     assert row(pk).state == "failed_retryable"
+    sweeping.sweep()
+    assert len(clerk.calls) == 1
+    clock.advance(3)
     sweeping.sweep()
     assert (row(pk).state, len(clerk.calls)) == ("succeeded", 2)
 
@@ -157,13 +160,14 @@ def test_where_a_person_was_called_a_late_refusal_leaves_the_ending_to_that_pers
     assert (operation.state, operation.escalation_reason) == ("failed_retryable", "no_conclusive_answer")
 
 
-def test_what_was_seen_is_not_ended_by_a_late_refusal(clerk):
+def test_what_was_seen_is_not_ended_by_a_late_refusal(clerk, clock):
     pk = made(clerk, LOST)
     clerk.sees(saw(Verdict.IN_PROGRESS))
     reconciler.reconcile(pk)
     report(pk, 1, error_class="rejected")
     reconciler.reconcile(pk)
     assert (row(pk).state, row(pk).sighted) == ("failed_retryable", True)
+    clock.advance(3)
     sweeping.sweep()
     assert (row(pk).escalation_reason, len(clerk.calls)) == ("seen_after_all", 1)
 
