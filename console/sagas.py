@@ -511,6 +511,14 @@ def _time_spent(run: Run, longest: timedelta, now: datetime) -> str:
     return f"{text}; over" if spent >= longest else f"{text}; stops in {wording.duration(longest - spent)}"
 
 
+def never(workflow_name: str) -> list[tuple[str, str]]:
+    """(step, reason) of what nothing takes back of a run that is started now, to be read where people start one."""
+    try:
+        return list(registry.workflow(workflow_name).cannot_be_undone())
+    except registry.Unregistered:
+        return []
+
+
 def declared() -> list[tuple[Workflow, dict[str, Any]]]:
     """Every workflow of this deployment in its newest version, with what people should know before they start it."""
     newest: dict[str, Workflow] = {}

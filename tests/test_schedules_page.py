@@ -52,6 +52,26 @@ def test_an_empty_list_says_what_a_schedule_is(who):
     assert "New schedule" not in said
 
 
+NEVER = "Cannot be undone once it is done: act (it is a test)"
+
+
+def test_who_may_start_a_run_reads_first_what_nothing_takes_back(who, clock, settings):
+    daily = job(clock)
+    assert NEVER in text(cast.client(who["op_ann"]).get(f"/schedules/{daily.pk}"))
+    assert NEVER not in text(cast.client(who["vi_eve"]).get(f"/schedules/{daily.pk}"))
+    settings.AFTERCALL_WORKFLOWS = []
+    registry.forget()
+    assert "Run once more" in text(cast.client(who["op_ann"]).get(f"/schedules/{daily.pk}"))
+
+
+def test_what_nothing_takes_back_is_told_before_a_schedule_is_saved(who, clock):
+    browser = cast.client(who["op_ann"])
+    daily = job(clock)
+    assert NEVER not in text(browser.get(f"/schedules/{daily.pk}/edit"))
+    shown = browser.post(f"/schedules/{daily.pk}/edit", form_of(daily, expression="45 16 * * *", reason="later"))
+    assert NEVER in text(shown)
+
+
 def test_the_list_shows_the_next_run_by_both_clocks_and_the_last_ones(who, clock):
     daily = job(clock, at="2026-06-09T18:00", zone="America/New_York")
     clock.set(utc("2026-06-10T20:30:01"))

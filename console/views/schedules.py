@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from audit.models import Entry
-from console import access, keyset, live, pressing
+from console import access, keyset, live, pressing, sagas
 from console.job_forms import JobForm, NewJobForm, RunNowForm
 from console.live import signed_in
 from console.stories import Moment, decided_moment
@@ -128,6 +128,7 @@ def _facts(request: HttpRequest, job: Job, actor: Actor) -> dict[str, Any]:
         "page": page,
         "lines": [_line(slot) for slot in page.rows],
         "terms": wording.job_terms(job),
+        "never": sagas.never(job.workflow),
         "asked": list(Slot.objects.filter(job=job, state=SlotState.ASKED).order_by("scheduled_for")[:3]),
         "fillable": fillable,
         "history": _history(job) if may_read else [],
@@ -221,6 +222,7 @@ def _form(request: HttpRequest, form: Form, *, job: Job | None, status: int = 20
         "shown": job.input_shown if job else "",
         "hidden": wording.hidden_input(job) if job else (),
         "job_zone": form["zone"].value(),
+        "never": sagas.never(form["workflow"].value() or ""),
     }
     change: jobs.Change | None = more.get("change")
     if change is not None:
