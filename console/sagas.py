@@ -14,7 +14,7 @@ from audit.models import Entry
 from console.ledger import spec_of
 from console.stories import decided_moment
 from reconciliation import registry, run_deeds, sealing, wording
-from reconciliation.compensation import is_stuck
+from reconciliation.compensation import is_stuck, may_start, waits_for_consent
 from reconciliation.leases import HANDLER, LOCK
 from reconciliation.models import Chosen, JournalEntry, Operation, Run
 from reconciliation.progress import UNDO, Progress, has_effect
@@ -295,15 +295,20 @@ def _obstacles(progress: Progress) -> list[Obstacle]:
 
 
 def _stuck_undos(progress: Progress) -> list[Obstacle]:
-    found = []
+    found = [_unknown_step(operation) for operation in progress.unknown]
     for step in progress.to_undo():
         undo = progress.undo(step)
         waits = tuple(other.name for other in progress.to_undo() if step.name in _undos_behind(progress, other))
         if is_stuck(step, undo):
             why = _why(undo) if undo else step.cannot_undo or "no undo is declared"
             found.append(Obstacle(f"The undo of {step.name} is stuck: {why}.", waits, undo, _said(undo)))
+        elif waits_for_consent(undo):
+            found.append(Obstacle(f"The undo of {step.name} waits for a person's consent.", waits, undo))
         elif undo is not None and undo.state in (State.PENDING, State.AMBIGUOUS):
             found.append(Obstacle(f"What became of the undo of {step.name} is being found out.", waits, undo))
+        elif _could_not_be_sent(progress, step):
+            why = wording.reason(progress.run.escalation_reason)
+            found.append(Obstacle(f"The undo of {step.name} could not be sent: {why}.", waits, undo))
     return found + _rings(progress)
 
 
@@ -317,6 +322,17 @@ def _rings(progress: Progress) -> list[Obstacle]:
     named = [", ".join(step.name for step in progress.workflow.effects if step.name in each) for each in rings if each]
     return [Obstacle(f"Undos wait for each other, so that none begins: {names}. Waive one that was done by hand.")
             for names in named]  # fmt: skip
+
+
+def _unknown_step(operation: Operation) -> Obstacle:
+    text = _way_of(operation) or "is in flight."
+    return Obstacle(f"{operation.step} {text} Nothing is undone before that is known.", (), operation)
+
+
+def _could_not_be_sent(progress: Progress, step: Step) -> bool:
+    """A run stops only when each undo that may be sent was tried: one that was not sent all the same met a fault."""
+    stopped = progress.run.escalated_at is not None and not progress.unknown
+    return stopped and step in progress.undoable() and may_start(progress, step)
 
 
 def _undos_behind(progress: Progress, step: Step) -> set[str]:

@@ -122,13 +122,16 @@ def say_deny(view: ApprovalView) -> tuple[bool, str]:
         return False, f"It is {state} already."
     if view.approval.action:
         return True, "Nothing is done, and who asked is told a final answer."
-    return True, f"Nothing has been sent, and nothing will be. Who asked is told a final answer.{_then(view.going)}"
+    return True, f"Nothing has been sent, and nothing will be. Who asked is told a final answer.{_then(view)}"
 
 
-def _then(run: Run | None) -> str:
+def _then(view: ApprovalView) -> str:
     """What becomes of the run whose step is denied."""
+    run = view.going
     if run is None:
         return ""
+    if view.operation is not None and view.operation.undo_of_id is not None:
+        return " Its effect stays, and the run stops for a person."
     try:
         progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
     except registry.Unregistered:

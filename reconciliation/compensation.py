@@ -6,6 +6,7 @@ person. Unknown steps are found out before anything is undone, and an unknown pi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from django.conf import settings
@@ -48,16 +49,33 @@ def walk_back(run: Run, workflow: Workflow, lease: Held) -> None:
     """Undo what may be undone until nothing more can; then leave the run where it stands."""
     end_waiting(run, reason_code="run_walks_back", actor=SYSTEM)
     tried: set[str] = set()
+    faults: dict[str, str] = {}  # step -> why its undo could not be sent; what does not wait for it goes on
     while True:
         progress = Progress.of(Run.objects.get(pk=run.pk), workflow)
-        ready = [step for step in progress.undoable() if step.name not in tried and _may_start(progress, step)]
+        if progress.unknown:
+            return _find_out_first(progress, lease)
+        ready = [step for step in progress.undoable() if step.name not in tried and may_start(progress, step)]
         if not ready:
-            return _settle(progress, lease)
+            return _settle(progress, lease, faults)
         step = ready[0]
         tried.add(step.name)
         fault = stepping.send(run, UNDO + step.name, partial(undo_intent, progress, step, held=lease), lease)
         if fault:
-            return leases.stop(run, lease, step=fault[0], reason=fault[1], to=RunState.COMPENSATING)
+            faults[step.name] = fault[1]
+
+
+def _find_out_first(progress: Progress, lease: Held) -> None:
+    """After a restore a step may be unknown again: whether it is to be undone too, and before what, is not known."""
+    first = progress.unknown[0]
+    if all(operation.escalated_at is not None for operation in progress.unknown):
+        return leases.stop(
+            progress.run, lease, step=first.step, reason="step_needs_person", to=RunState.COMPENSATING,
+            versions=progress.versions,
+        )  # fmt: skip
+    leases.leave(
+        progress.run.subject, lease, to=RunState.COMPENSATING, reason_code="step_unknown", waiting_for=first.step,
+        guard=(f"as_read:{progress.versions}",),
+    )  # fmt: skip
 
 
 def end_waiting(run: Run, *, reason_code: str, actor: Actor, reason: str = "", undos: bool = False) -> list[Operation]:
@@ -81,7 +99,8 @@ def end_waiting(run: Run, *, reason_code: str, actor: Actor, reason: str = "", u
     return ended
 
 
-def _may_start(progress: Progress, step: Step) -> bool:
+def may_start(progress: Progress, step: Step) -> bool:
+    """Whether the undo of a step may be sent now, as far as that undo itself goes."""
     undo = progress.undo(step)
     if undo is None or stopped_with_run(undo):
         return True
@@ -127,6 +146,8 @@ def undo_intent(progress: Progress, step: Step, *, held: Held | None) -> Intent:
         held=held,
         requested_by=run.requested_by,
         on_behalf_of=run.on_behalf_of,
+        owners=tuple(run.owners),
+        consent=step.undo.consent,
         retry=step.undo.retry,
         undo_of=done.pk,
         run_id=run.pk,
@@ -137,22 +158,35 @@ def undo_intent(progress: Progress, step: Step, *, held: Held | None) -> Intent:
 # Where the run stands when nothing more is undone by itself
 
 
-def _settle(progress: Progress, lease: Held) -> None:
+def _settle(progress: Progress, lease: Held, faults: Mapping[str, str]) -> None:
     run, left = progress.run, progress.to_undo()
     if not left:
         return leases.leave(run.subject, lease, to=RunState.COMPENSATED, reason_code="all_undone")
     undos = {step.name: progress.undo(step) for step in left}
-    stuck = [step for step in left if is_stuck(step, undos[step.name])]
-    moving = [undo for undo in undos.values() if undo is not None and _moves_by_itself(undo)]
+    stuck = [step for step in left if step.name in faults or is_stuck(step, undos[step.name])]
+    moving = [undo for step in left if step not in stuck and (undo := undos[step.name]) and _moves_by_itself(undo)]
+    asked = [step for step in left if waits_for_consent(undos[step.name])]
+    where = told(stuck, left, asked)
     # Undos that wait for each other are stuck, too: each only waits, and nothing else would call a person.
     if not moving and (stuck or not progress.undoable()):
+        only_faults = not asked and len({faults.get(step.name, "") for step in stuck}) == 1
+        reason = (faults.get(stuck[0].name) if only_faults else None) or "undo_incomplete"
         return leases.stop(
             run,
             lease,
-            step=told(stuck, left),
-            reason="undo_incomplete",
+            step=where,
+            reason=reason,
             to=RunState.COMPENSATING,
-            versions=progress.versions,
+            versions=progress.versions if reason in leases.FOR_A_STEP else None,
+        )
+    if asked and not moving:  # the decision wakes the run, at once where it came before this is written
+        return leases.leave(
+            run.subject,
+            lease,
+            to=RunState.COMPENSATING,
+            reason_code="undo_awaits_approval",
+            waiting_for=where,
+            guard=(f"as_read:{progress.versions}",),
         )
     due = next_due(undo for undo in moving if undo.state in (State.READY, State.FAILED_RETRYABLE))
     leases.leave(
@@ -160,7 +194,7 @@ def _settle(progress: Progress, lease: Held) -> None:
         lease,
         to=RunState.COMPENSATING,
         reason_code="undo_waits",
-        waiting_for=told(stuck, left),
+        waiting_for=where,
         patch={"due_at": due.isoformat()} if due else None,
         # An unknown undo wakes the run when it is known; should it become known while this is written, the sweep does.
         after=None if due else {"due_at": float(settings.AFTERCALL_TAKE_AGAIN)},
@@ -183,8 +217,13 @@ def _moves_by_itself(undo: Operation) -> bool:
     return undo.escalated_at is None and undo.state in waiting
 
 
-def told(stuck: list[Step], left: list[Step]) -> str:
-    """Which undos are stuck and which still wait for them."""
-    waiting = [step.name for step in left if step not in stuck]
-    parts = [f"stuck: {', '.join(step.name for step in stuck)}"] if stuck else []
-    return "; ".join([*parts, *([f"waiting: {', '.join(waiting)}"] if waiting else [])])
+def waits_for_consent(undo: Operation | None) -> bool:
+    """Whether a person is asked to agree to it: their decision moves it on."""
+    return undo is not None and undo.state == State.AWAITING_APPROVAL
+
+
+def told(stuck: list[Step], left: list[Step], asked: list[Step]) -> str:
+    """Which undos are stuck, which wait for a person's consent, and which still wait for those."""
+    waiting = [step for step in left if step not in stuck and step not in asked]
+    parts = (("stuck", stuck), ("waits for consent", asked), ("waiting", waiting))
+    return "; ".join(f"{word}: {', '.join(step.name for step in steps)}" for word, steps in parts if steps)

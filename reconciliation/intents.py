@@ -124,7 +124,7 @@ def compensate(operation: Operation, *, actor: Actor) -> Outcome:
     _check_it_stands(operation, actor)
     progress = Progress.of(Run.objects.get(pk=run.pk), registry.workflow(run.workflow_type, run.workflow_version))
     intent = _after_a_failed_one(undo_intent(progress, step, held=None), operation)
-    return executor.perform(_by_two(intent, operation, actor), actor=actor)
+    return executor.perform(_asked_by(intent, operation, actor), actor=actor)
 
 
 def _after_a_failed_one(intent: Intent, operation: Operation) -> Intent:
@@ -135,13 +135,26 @@ def _after_a_failed_one(intent: Intent, operation: Operation) -> Intent:
     return replace(intent, identity=replace(intent.identity, intent_version=last.intent_version + rise(last)))
 
 
-def _by_two(intent: Intent, operation: Operation, actor: Actor) -> Intent:
-    """Where the action says so, the undo waits for the consent of another person than the one who asks for it."""
-    spec = registry.spec(operation.provider, operation.action)
-    if not spec.undo_second_person:
+def _asked_by(intent: Intent, operation: Operation, actor: Actor) -> Intent:
+    """Where the undo needs consent, it waits for that of another person than the one who asks for it, and than those
+    who asked for its run. An action may say that two must agree even where the undo itself needs no consent.
+    """
+    by_two = registry.spec(operation.provider, operation.action).undo_second_person
+    needed = _of_two_people(intent.consent) if by_two else intent.consent
+    if needed is None:
         return intent
-    return replace(
-        intent, consent=UNDO_CONSENT, requested_by=actor.id, owners=(*consent.names(actor), *consent.people(operation))
+    people = (*intent.owners, intent.requested_by, *consent.names(actor), *consent.people(operation))
+    return replace(intent, consent=needed, requested_by=actor.id, owners=people)
+
+
+def _of_two_people(declared: Consent | None) -> Consent:
+    """Both rules hold: always asked for, whatever the declared one depends on, and within the shorter times."""
+    if declared is None:
+        return UNDO_CONSENT
+    return Consent(
+        policy=f"{UNDO_CONSENT.policy} {declared.policy}".strip(),
+        expires_after=min(UNDO_CONSENT.expires_after, declared.expires_after),
+        use_within=min(UNDO_CONSENT.use_within, declared.use_within),
     )
 
 

@@ -48,6 +48,7 @@ class Undo:
     provider: str = ""  # defaults to the step's
     after: tuple[str, ...] | None = None
     retry: RetryPolicy | None = None
+    consent: Consent | None = None  # whether a person must agree to the exact request of the undo first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, PositiveInt
 
 from reconciliation.policy import RetryPolicy
 from reconciliation.providers.base import Json
-from reconciliation.workflows import Choice, Facts, Step, StepKind, Undo, Workflow
+from reconciliation.workflows import Choice, Consent, Facts, Step, StepKind, Undo, Workflow
 
 PATIENT = RetryPolicy(attempts=3, intervals=(1.0, 2.0), jitter=0.0)
 PROPOSALS: list[Any] = []  # what the model proposes next; a test fills it
@@ -36,7 +36,10 @@ def undone(facts: Facts, result: Json) -> Json:
 
 
 def reversible(name: str, **parts: Any) -> Step:
-    undo = Undo(action="keyed", request=undone, retry=PATIENT, after=parts.pop("undo_after", None))
+    undo = Undo(
+        action="keyed", request=undone, retry=PATIENT, after=parts.pop("undo_after", None),
+        consent=parts.pop("undo_consent", None),
+    )  # fmt: skip
     return Step(name=name, provider="clerk", action="keyed", request=order, undo=undo, retry=PATIENT, **parts)
 
 
@@ -56,6 +59,24 @@ APART = flow(
 )  # fmt: skip
 # A note is made beside the pivot, whichever comes first.
 ASIDE = flow("aside", reversible("reserve"), SHIP, reversible("note", after=()))
+ASKED_BACK = flow(
+    "asked_back",
+    reversible("reserve"),
+    reversible("charge", undo_consent=Consent(policy="A charge is given back by one more person.")),
+    SHIP,
+)
+NOT_BUILT: set[str] = set()  # steps whose undo cannot be built at the moment
+
+
+def fragile(name: str) -> Step:
+    def request(facts: Facts, result: Json) -> Json:
+        return {**undone(facts, result), **({"of": result["missing"]} if name in NOT_BUILT else {})}
+
+    undo = Undo(action="keyed", request=request, retry=PATIENT, after=())
+    return Step(name=name, provider="clerk", action="keyed", request=order, undo=undo, retry=PATIENT)
+
+
+FRAGILE = flow("fragile", fragile("reserve"), fragile("charge"), SHIP)
 LASTING = flow(
     "lasting",
     Step(name="stamp", provider="clerk", action="keyed", request=order, cannot_undo="a stamp stays", retry=PATIENT),

@@ -12,6 +12,7 @@ import pytest
 
 from audit import verify
 from audit.models import Entry
+from console.sagas import saga
 from reconciliation import (
     executor,
     fence,
@@ -43,8 +44,9 @@ from tests.book import Shelf, entry
 from tests.cast import operation
 from tests.database import Clock
 from tests.ledger import changes_without_audit
-from tests.scripted import AGENT, OLGA, Clerk, absent, applied, found, kinds, order, row
+from tests.scripted import AGENT, OLGA, Clerk, absent, applied, cannot_tell, found, kinds, order, row
 from tests.test_approvals import ANN, BIG, POLICY, ROOT, do, press, the
+from tests.test_sagas import settle, start
 
 ADA = Actor(id="person:7", kind="person", name="Ada Admin", permissions=frozenset(Permission))
 OTTO = Actor(
@@ -294,6 +296,35 @@ def test_no_undo_is_sent(clerk: Clerk, backup: Any, settings: Any) -> None:
     clerk.sees(found("r-1", order="1", amount=0))
     do(label, "compensate", OLGA)
     assert len(clerk.calls) == sent
+
+
+def test_a_run_that_walks_back_undoes_nothing_while_a_step_of_it_is_unknown_again(
+    clerk: Clerk, clock: Clock, backup: Any, settings: Any
+) -> None:
+    settings.AFTERCALL_WORKFLOWS = ["tests.saga_workflows.SAGA"]
+    registry.forget()
+    clerk.answers(applied("r-1"), applied("c-1"), Rejected("no", status=402))
+    run = start("saga")
+    sweeping.sweep()
+    run.refresh_from_db()
+    assert run.state == "compensating"
+    restored(backup())
+    ship = Operation.objects.get(step="ship")
+    assert ship.state == State.AMBIGUOUS
+    clerk.sees(cannot_tell())
+    sent = len(clerk.calls)
+    for _ in range(3):
+        clock.advance(5)
+        sweeping.sweep()
+    run.refresh_from_db()
+    assert (run.state, run.waiting_for, len(clerk.calls)) == ("compensating", "ship", sent)
+    assert next(each.text for each in saga(run).obstacles).startswith("ship is unknown, and is being looked up.")
+    clerk.sees(absent())
+    settle(clock, seconds=60)
+    run.refresh_from_db()
+    assert run.state == "compensated"
+    undos = Operation.objects.filter(step__startswith="undo:")
+    assert [clerk.effects.count(undo.key) for undo in undos] == [1, 1]
 
 
 def test_no_schedule_is_decided_or_started(clerk: Clerk, clock: Clock, backup: Any, timed: Any) -> None:

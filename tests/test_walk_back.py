@@ -3,15 +3,19 @@
 # ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from reconciliation import executor, limits, sweeping, transition
-from reconciliation.models import Limit, Operation, Run
-from reconciliation.states import RunState, State
-from tests.scripted import OLGA, applied, found
+from audit.models import Entry
+from console.sagas import saga
+from reconciliation import executor, leases, limits, sweeping, transition
+from reconciliation.models import Approval, Limit, Operation, Run
+from reconciliation.states import ApprovalState, RunState, State
+from tests import saga_workflows as flows
+from tests.scripted import AGENT, OLGA, applied, found
 from tests.test_limits import put
 from tests.test_sagas import DOWN, LOST, REFUSED, press, sagas, settle, start, states  # noqa: F401 - a fixture
 
@@ -149,3 +153,121 @@ def test_an_undo_that_a_person_stopped_while_it_was_unknown_is_not_made_anew(sag
     assert press(undo, "new_intent").verdict == "refused"
     settle(clock)
     assert Operation.objects.filter(step="undo:charge").count() == 1
+
+
+# Undos that wait for consent
+
+
+def waits(sagas: Any) -> Run:
+    """A run that walks back, and asks for consent to give the charge back."""
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED)
+    run = start("asked_back")
+    sweeping.sweep()
+    sweeping.sweep()
+    assert states()["undo:charge"] == State.AWAITING_APPROVAL
+    run.refresh_from_db()
+    return run
+
+
+def test_a_run_whose_undo_waits_for_consent_is_left_alone_and_says_so(sagas: Any, clock: Any) -> None:
+    run = waits(sagas)
+    assert (run.state, run.due_at, run.waiting_for) == (
+        RunState.COMPENSATING, None, "waits for consent: charge; waiting: reserve",
+    )  # fmt: skip
+    assert [(each.text, each.waits) for each in saga(run).obstacles] == [
+        ("The undo of charge waits for a person's consent.", ("reserve",))
+    ]
+    entries = Entry.objects.count()
+    for _ in range(5):
+        clock.advance(61)
+        sweeping.sweep()
+    assert Entry.objects.count() == entries
+
+
+def test_an_undo_is_sent_once_its_consent_is_given_and_the_rest_follows(sagas: Any, clock: Any) -> None:
+    run = waits(sagas)
+    assert len(sagas.calls) == 3
+    assert press(Approval.objects.get(), "approve").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    undos = Operation.objects.filter(undo_of__isnull=False)
+    assert [sagas.effects.count(each.key) for each in undos] == [1, 1]
+
+
+def test_an_undo_that_was_denied_stops_its_run_and_is_asked_for_again_as_a_new_intent(sagas: Any, clock: Any) -> None:
+    run = waits(sagas)
+    assert press(Approval.objects.get(), "deny").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.escalation_reason, run.waiting_for) == ("undo_incomplete", "stuck: charge; waiting: reserve")
+    assert press(Operation.objects.get(step="undo:charge"), "new_intent").verdict == "done"
+    settle(clock)
+    assert Approval.objects.latest("id").state == ApprovalState.WAITING
+    assert len(sagas.calls) == 3
+
+
+def test_a_decision_that_comes_while_the_run_is_being_left_is_not_lost(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = leases.leave
+
+    def late(*args: Any, **facts: Any) -> None:
+        if facts["reason_code"] == "undo_awaits_approval":
+            press(Approval.objects.get(), "deny")
+        plain(*args, **facts)
+
+    monkeypatch.setattr(leases, "leave", late)
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED)
+    run = start("asked_back")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.escalation_reason == "undo_incomplete"
+
+
+def test_cancelling_the_run_takes_the_request_for_an_undo_back(sagas: Any, clock: Any) -> None:
+    run = waits(sagas)
+    assert press(run, "cancel").verdict == "done"
+    assert Approval.objects.get().state == ApprovalState.WITHDRAWN
+    settle(clock)
+    assert (states()["undo:charge"], len(sagas.calls)) == (State.FAILED_TERMINAL, 3)
+
+
+def test_who_asks_for_an_undo_does_not_agree_to_it_and_both_rules_hold(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sagas.actions, "keyed", replace(sagas.actions["keyed"], undo_second_person=True))
+    start("asked_back")
+    settle(clock)
+    charge = Operation.objects.get(step="charge")
+    sagas.sees(found(charge.provider_operation_id, order="1002", amount=4200))
+    assert press(charge, "compensate").verdict == "done"
+    asked = Approval.objects.get()
+    assert set(asked.forbidden) >= {OLGA.id, AGENT.id}
+    assert "two people" in asked.policy
+    assert "one more person" in asked.policy
+    assert press(asked, "approve").verdict == "refused"
+
+
+# Undos that cannot be sent
+
+
+def test_an_undo_that_cannot_be_built_is_named_and_the_others_go_on(sagas: Any, clock: Any) -> None:
+    flows.NOT_BUILT.add("charge")
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED)
+    run = start("fragile")
+    settle(clock)
+    run.refresh_from_db()
+    assert states()["undo:reserve"] == State.SUCCEEDED
+    assert (run.state, run.escalation_reason, run.waiting_for) == (
+        RunState.COMPENSATING, "step_cannot_be_built", "stuck: charge",
+    )  # fmt: skip
+    assert [each.text for each in saga(run).obstacles] == [
+        "The undo of charge could not be sent: the request of a step cannot be built."
+    ]
+    flows.NOT_BUILT.clear()
+    assert press(run, "resume").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    assert [sagas.effects.count(each.key) for each in Operation.objects.filter(undo_of__isnull=False)] == [1, 1]

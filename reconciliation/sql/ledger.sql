@@ -768,7 +768,7 @@ LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
 $$;
 
 -- Any later move of a run. Guards: nothing_unknown (no step in flight or unknown), held (p_generation is the current one),
--- not_held, as_read (a marked run is looked at once more where a step moved since it was read).
+-- not_held, as_read (a run that is left without a due time is looked at once more where a step moved since it was read).
 CREATE OR REPLACE FUNCTION ledger_move_run(
     p_id bigint, p_version int, p_generation int, p_to text, p_patch jsonb, p_after jsonb,
     p_guard text[], p_journal jsonb, p_body text, p_openings jsonb, p_consent jsonb
@@ -820,10 +820,10 @@ BEGIN
     IF v_new.settled_at IS NULL AND v_new.lease_until IS NULL AND v_new.escalated_at IS NOT NULL THEN
         -- Automation has stopped with it; unless a step moved between its reading and this, and woke nobody.
         v_new.due_at := CASE WHEN ledger_moved_since_read(p_id, p_guard) THEN v_now END;
-    ELSIF v_new.settled_at IS NULL AND v_new.due_at IS NULL AND EXISTS (
+    ELSIF v_new.settled_at IS NULL AND v_new.due_at IS NULL AND (ledger_moved_since_read(p_id, p_guard) OR EXISTS (
         SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_id AND o.step = v_new.waiting_for
            AND o.state NOT IN ('ambiguous', 'awaiting_approval')
-           AND NOT (o.state IN ('ready', 'failed_retryable') AND o.due_at IS NULL)) THEN
+           AND NOT (o.state IN ('ready', 'failed_retryable') AND o.due_at IS NULL))) THEN
         -- What it is about to wait for has happened while it was still held, and woke nobody: it goes on at once.
         v_new.due_at := v_now;
     END IF;
