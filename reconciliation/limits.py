@@ -8,7 +8,7 @@ nothing named covers everything. This module is their one writer; what a claim m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -105,6 +105,7 @@ def _set(wanted: Wanted, actor: Actor, reason: str) -> tuple[Verdict, str]:
             raise NotAllowed(wanted.problem())
     except NotAllowed as refusal:
         return _refused("limit:new", wanted.tenant, actor, reason, refusal)
+    wanted = replace(wanted, currency=wanted.currency.upper())  # as it stands on operations
     for _ in range(TRIES):
         pk = _put(wanted, actor, reason)
         if pk is not None:
@@ -119,7 +120,6 @@ def _set(wanted: Wanted, actor: Actor, reason: str) -> tuple[Verdict, str]:
 
 def _put(wanted: Wanted, actor: Actor, reason: str) -> int | None:
     columns = {name: value for name, value in vars(wanted).items() if value is not None}
-    columns["currency"] = wanted.currency.upper()  # as it stands on operations
     who = {"set_by": actor.id, "set_by_name": actor.name[:200], "reason": reason}
     return transition.set_limit(row={**columns, **who}, fact=actor.fact("limit_set", reason=reason, **columns))
 
