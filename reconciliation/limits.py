@@ -16,7 +16,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import Q
 
-from . import consent, pressing, second_person, transition, wording
+from . import consent, places, pressing, second_person, transition, wording
 from .actors import Actor, Permission
 from .deeds import LONGEST_REASON, NotAllowed, check_reason
 from .models import HeldBack, Limit, Operation
@@ -101,8 +101,14 @@ def set_limit(wanted: Wanted, *, actor: Actor, reason: str, token: UUID) -> Answ
 def _set(wanted: Wanted, actor: Actor, reason: str) -> tuple[Verdict, str]:
     try:
         _check(actor, reason)
-        if wanted.problem():
-            raise NotAllowed(wanted.problem())
+        problem = wanted.problem() or places.problem(
+            tenant=wanted.tenant,
+            provider=wanted.provider,
+            action=wanted.action,
+            workflow_type=wanted.workflow_type,
+        )
+        if problem:
+            raise NotAllowed(problem)
     except NotAllowed as refusal:
         return _refused("limit:new", wanted.tenant, actor, reason, refusal)
     wanted = replace(wanted, currency=wanted.currency.upper())  # as it stands on operations
@@ -140,7 +146,8 @@ def _onto(limit: Limit, most: int | None, actor: Actor, reason: str) -> tuple[Ve
         pressing.joined(limit, actor, action=f"set_{limit.kind}", reason=reason)
         return Verdict.JOINED, "The same one is set already; nothing was changed."
     if most > limit.most:
-        why = NotAllowed(f"Here {before} is in force already. To let more through, change that one: {_BY_TWO}")
+        by_two = ": a second person has to agree" if needs_two(limit, actor) else ""
+        why = NotAllowed(f"Here {before} is in force already. To let more through, change that one{by_two}.")
         return _refused(limit.subject, limit.tenant, actor, reason, why)
     _set_most(limit, most, limit.version, actor, reason, use=None)
     limit.most = most
@@ -237,7 +244,6 @@ def needs_two(limit: Limit, actor: Actor) -> bool:
 
 _CHANGED = "Nothing was changed: it was released or changed already."
 _READ = "Every claim from now on reads it; what is in flight is not stopped."
-_BY_TWO = "a second person has to agree."
 
 
 def _stale(limit: Limit) -> transition.StaleVersion:

@@ -10,11 +10,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 
 from audit.models import Entry
 from audit.verify import registered_heads, verify
-from reconciliation import executor, limits, retrying, sweeping, tasks, transition
+from reconciliation import executor, limits, outbox, registry, retrying, sweeping, tasks, transition
 from reconciliation.actors import Actor, Permission
 from reconciliation.executor import Disposition
 from reconciliation.keys import InvalidField
@@ -49,6 +49,14 @@ def sweep() -> int:
     return sweeping.sweep()
 
 
+@pytest.fixture
+def desk(clerk: Clerk, settings: Any) -> Clerk:
+    """The clerk, in a deployment whose workflow is the order desk's."""
+    settings.AFTERCALL_WORKFLOWS = ["examples.order_desk.workflow.DAMAGED_ITEM"]
+    registry.forget()
+    return clerk
+
+
 # The stop switch
 
 
@@ -61,18 +69,68 @@ def sweep() -> int:
         ({"action": "keyed"}, True),
         ({"tenant": "acme", "provider": "clerk", "action": "keyed", "workflow_type": "damaged_item"}, True),
         ({"tenant": "beta"}, False),
-        ({"provider": "mail"}, False),
+        ({"provider": "blind"}, False),
         ({"action": "lookup"}, False),
         ({"tenant": "acme", "provider": "clerk", "action": "lookup"}, False),
     ],
 )
 def test_a_stop_switch_covers_what_it_names_and_all_of_what_it_leaves_open(
-    clerk: Clerk, covered: dict[str, str], stopped: bool
+    desk: Clerk, covered: dict[str, str], stopped: bool
 ) -> None:
     assert put(**covered).verdict is Verdict.DONE
     outcome = perform()
-    assert len(clerk.calls) == (0 if stopped else 1)
+    assert len(desk.calls) == (0 if stopped else 1)
     assert outcome.state == (State.READY if stopped else State.SUCCEEDED)
+
+
+@pytest.mark.parametrize(
+    ("typo", "told"),
+    [
+        ({"provider": "Clerk"}, "Nearest: clerk."),
+        ({"provider": "paypal"}, "There are: blind, clerk."),
+        ({"action": "keyd"}, "Nearest: keyed."),
+        ({"provider": "clerk", "action": "keyd"}, "clerk has no action of that name, configured or on record"),
+        ({"provider": "blind", "action": "lookup"}, "It is an action of clerk."),
+        ({"workflow_type": "damaged-item"}, "Nearest: damaged_item."),
+    ],
+)
+@pytest.mark.parametrize("numbers", [{}, {"kind": "rate", "most": 3, "window_seconds": 60}], ids=["stop", "rate"])
+def test_what_nothing_bears_the_name_of_is_refused_with_the_names_that_there_are(
+    desk: Clerk, typo: dict[str, str], told: str, numbers: dict[str, Any]
+) -> None:
+    answer = put(**numbers, **typo)
+    assert answer.verdict is Verdict.REFUSED
+    assert told in answer.message
+    assert not Limit.objects.exists()
+    assert Entry.objects.filter(subject="limit:new", event="refused").count() == 1
+
+
+@pytest.mark.parametrize("named", [{"provider": "clerk"}, {"provider": "clerk", "action": "keyed"}])
+def test_a_provider_that_is_configured_no_more_is_stopped_while_it_is_on_record(
+    clerk: Clerk, settings: Any, named: dict[str, str]
+) -> None:
+    clerk.answers(Unavailable("down", status=503))
+    perform()
+    settings.AFTERCALL_PROVIDERS = ["tests.scripted.blind"]
+    registry.forget()
+    assert "Nearest: clerk." in put(provider="clark").message
+    assert put(**named, tenant="beta").verdict is Verdict.REFUSED, "on record in another tenant"
+    assert put(**named, tenant="acme").verdict is Verdict.DONE
+    assert put(**named).verdict is Verdict.DONE
+
+
+def test_a_workflow_that_is_written_nowhere_but_in_the_ledger_is_stopped_by_its_name(clerk: Clerk) -> None:
+    assert put(workflow_type="night_payout").verdict is Verdict.REFUSED
+    perform(1, workflow_type="night_payout")
+    assert put(workflow_type="night_payout").verdict is Verdict.DONE
+    assert perform(2, workflow_type="night_payout").state is State.READY
+    assert perform(3).state is State.SUCCEEDED
+
+
+def test_what_waits_to_be_published_can_be_stopped_before_it_is_an_operation(clerk: Clerk) -> None:
+    with transaction.atomic():
+        outbox.put(order(workflow_type="newsletter"), actor=AGENT)
+    assert put(workflow_type="newsletter").verdict is Verdict.DONE
 
 
 def test_what_is_stopped_waits_with_its_reason_and_costs_no_attempt(clerk: Clerk) -> None:
@@ -209,7 +267,7 @@ def test_no_more_are_in_flight_at_once_than_the_limit_allows(clerk: Clerk) -> No
     assert len(gate) == sum(answer.state is State.SUCCEEDED for answer in answers)
 
 
-def test_what_found_no_room_goes_on_when_there_is_some(clerk: Clerk, clock: Clock) -> None:
+def test_what_found_no_room_goes_on_when_there_is_some(desk: Clerk, clock: Clock) -> None:
     put("concurrency", workflow_type="damaged_item", most=1)
 
     def another_meanwhile(call: Any) -> Any:
@@ -217,7 +275,7 @@ def test_what_found_no_room_goes_on_when_there_is_some(clerk: Clerk, clock: Cloc
         return applied("r-first")
 
     meanwhile: list[executor.Outcome] = []
-    clerk.answers(another_meanwhile)
+    desk.answers(another_meanwhile)
     perform(1)
     assert (meanwhile[0].state, meanwhile[0].reason_code) == (State.READY, "limit_concurrency")
     clock.advance(seconds=5)
@@ -300,14 +358,18 @@ def test_a_smaller_number_for_what_is_limited_already_tightens_it_at_once_and_is
     assert list(verify(registered_heads())) == []
 
 
-def test_a_larger_number_for_what_is_limited_already_is_refused_with_what_is_in_force(clerk: Clerk) -> None:
+def test_a_larger_number_for_what_is_limited_already_is_refused_with_what_is_in_force(
+    clerk: Clerk, clock: Clock
+) -> None:
     put("concurrency", provider="clerk", most=5)
     answer = put("concurrency", provider="clerk", most=50)
     limit = Limit.objects.get()
     assert (answer.verdict, limit.most, limit.version) == (Verdict.REFUSED, 5, 1)
     assert "at most 5 in flight" in answer.message
-    assert "second person" in answer.message
-    assert Entry.objects.filter(subject=limit.subject, event="refused").count() == 1
+    assert "second person" not in answer.message  # one's own slip is mended alone
+    clock.advance(minutes=16)
+    assert "a second person has to agree" in put("concurrency", provider="clerk", most=50).message
+    assert Entry.objects.filter(subject=limit.subject, event="refused").count() == 2
 
 
 @pytest.mark.parametrize("wanted", [{"kind": "stop"}, {"kind": "rate", "most": 3, "window_seconds": 60}])

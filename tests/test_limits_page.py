@@ -95,6 +95,40 @@ def test_a_missing_reason_or_a_limit_without_a_number_is_said(ann: Any) -> None:
     assert stop(ann, token="").status_code == 400
 
 
+def test_a_typo_stops_nothing_and_the_form_comes_back_with_what_was_typed(ann: Any, eve: Any) -> None:
+    cast.operation(provider="purse", action="pay.out")
+    answer = stop(ann, provider="Pay", action="refund.create", workflow_type="damaged_item")
+    assert answer.status_code == 422
+    assert "There is no provider of that name" in text(answer)
+    assert "Nearest: pay." in text(answer)
+    page = answer.content.decode()
+    for typed in ('id="stop-provider" name="provider" list="providers" value="Pay"', 'value="refund.create"',
+                  'name="reason" value="double payouts"'):  # fmt: skip
+        assert typed in page
+    for known in ("pay", "purse", "refund.create", "pay.out", "damaged_item"):
+        assert f"<option>{known}</option>" in page
+    assert 'hx-get="/limits"' in page, "the open page keeps itself up to date"
+    assert "Stopped:" not in text(eve.get("/"))
+    token = re.search(r'name="token" value="([^"]+)"><input type="hidden" name="kind" value="stop"', page)
+    assert token is not None
+    assert "Set." in text(stop(ann, token=token[1]))
+
+
+def test_names_of_another_tenant_are_neither_offered_nor_known(people: dict[str, Any], ann: Any) -> None:
+    cast.operation(tenant="t_beta", provider="vault", action="open")
+    assert re.findall(r"<option>(\S+)</option>", ann.get("/limits").content.decode()) == [
+        "pay",
+        "refund.create",
+        "t_acme",
+        "t_acme",
+    ]
+    for name in ({"provider": "vault"}, {"provider": "valt"}, {"workflow_type": "damaged_item"}):
+        answer = stop(ann, **name)
+        assert answer.status_code == 422
+        assert "Nearest" not in text(answer)
+    assert "Set." in text(stop(cast.client(people["out_zoe"]), tenant="t_beta", provider="vault"))
+
+
 def test_two_people_release_one_switch_and_the_second_is_told(people: dict[str, Any], ann: Any) -> None:
     stop(ann)
     limit = Limit.objects.get()
@@ -113,6 +147,7 @@ def test_a_double_click_is_one_press(ann: Any) -> None:
 
 
 def test_limits_are_written_for_people(ann: Any) -> None:
+    cast.operation()
     stop(ann, kind="amount", most=100_000, window_seconds=86_400, currency="USD")
     stop(ann, kind="concurrency", most=3, workflow_type="damaged_item")
     page = text(ann.get("/limits"))

@@ -17,8 +17,8 @@ from console.forms import ChangeLimitForm, LiftForm, LimitForm
 from console.live import signed_in
 from console.views import approvals
 from reconciliation import limits as domain
-from reconciliation import registry, wording
-from reconciliation.actions import Actor, Answer, Permission
+from reconciliation import places, wording
+from reconciliation.actions import Actor, Answer, Permission, Verdict
 from reconciliation.models import Approval, Limit
 
 LIFTED = 20  # of the past, as many as fit a glance
@@ -52,6 +52,8 @@ def set_limit(request: HttpRequest) -> HttpResponse:
     actor = access.actor_for(request, wanted.tenant or access.EVERYWHERE)
     clean = form.cleaned_data
     answer = domain.set_limit(wanted, actor=actor, reason=clean["reason"], token=clean["token"])
+    if answer.verdict is Verdict.REFUSED and actor.may(Permission.STOP):
+        return _not_set(request, answer, clean)
     return _answered(request, answer, reason=clean["reason"], allowed=actor.may(Permission.STOP))
 
 
@@ -72,6 +74,14 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
     answer = domain.change(limit, most=clean["most"], version=clean["version"], actor=actor, reason=clean["reason"],
                            token=clean["token"])  # fmt: skip
     return _answered(request, answer, reason=clean["reason"], allowed=actor.may(Permission.STOP))
+
+
+def _not_set(request: HttpRequest, answer: Answer, clean: dict[str, Any]) -> HttpResponse:
+    """The page again, with what was typed in its form and what is wrong with it."""
+    form = "stop" if clean["kind"] == "stop" else "limit"
+    typed = {name: "" if value is None else value for name, value in clean.items()}
+    facts = _facts(request) | {"refused": answer, "typed": {form: typed}}
+    return live.answer(request, page="limits.html", part="_limits.html", facts=facts, status=422)
 
 
 def _pressed(request: HttpRequest, pk: int, form: LiftForm) -> tuple[Limit, Actor, dict[str, Any]]:
@@ -124,9 +134,8 @@ def _facts(request: HttpRequest) -> dict[str, Any]:
         "mine": mine,
         "everywhere": everywhere,
         "tokens": {"stop": uuid.uuid4(), "limit": uuid.uuid4()},
-        "providers": sorted(registry.providers()),
-        "actions": sorted({name for each in registry.providers().values() for name in each.actions}),
-        "workflows": sorted({name for name, _version in registry.workflows()}),
+        # Asked for by the page alone, and not by its live part.
+        "names": lambda: places.known(None if everywhere else mine),
         "kinds": [
             ("concurrency", "in flight at once"),
             ("rate", "attempts in a window"),
