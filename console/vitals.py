@@ -40,10 +40,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Told:
-    """A signal, what it means, and the page of its subject ("" where it has none)."""
+    """A signal, what it means, its subject for people, and the page of that ("" where it has none)."""
 
     signal: Signal
     title: str
+    subject: str
     url: str
 
 
@@ -53,7 +54,12 @@ _PAGES = {"operation": "case", "run": "run", "approval": "approval", "job": "sch
 def signals(tenants: list[str]) -> list[Told]:
     """What is open and concerns these tenants or everybody, oldest first."""
     rows = Signal.objects.filter(cleared_at__isnull=True, tenant__in=["", *tenants]).order_by("since")[:MOST]
-    return [Told(row, watch.title(row.kind), _url(row)) for row in rows]
+    return [Told(row, watch.title(row.kind), _subject(row), _url(row)) for row in rows]
+
+
+def _subject(row: Signal) -> str:
+    """The row that counts what is not shown by itself stands for many."""
+    return "others" if row.subject.startswith("more:") else row.subject
 
 
 def _url(row: Signal) -> str:

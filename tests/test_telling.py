@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django_q.models import OrmQ
+from django_q.models import OrmQ, Success
+from django_q.tasks import async_task
 
 from reconciliation import tasks, watch
 from reconciliation.models import Signal, Tick
 from tests import cast
 from tests.database import Clock
+from tests.processes import spawn, wait_until
 from tests.test_same_identity import Crowd
 
 TOLD: list[dict[str, Any]] = []
@@ -133,6 +136,24 @@ def test_a_hook_that_hangs_is_left_after_some_seconds_and_called_again_later(
     assert Signal.objects.get(pk=waits.pk).told_open
 
 
+def test_a_real_worker_whose_hook_hangs_leaves_it_and_the_others_go_on_meanwhile(
+    lost: Any, database_url_env: dict[str, str]
+) -> None:
+    environment = database_url_env | {"AFTERCALL_NOTIFY": "tests.test_telling.sleeping_hook"}
+    async_task("reconciliation.tasks.tell", group="tell")
+    worker = spawn("manage.py", "qcluster", env=environment)
+    try:
+        wait_until(lambda: the().tries == 1, seconds=60)
+        tasks.wake()
+        wait_until(lambda: Tick.objects.filter(name="sweep").exists(), seconds=60)
+        wait_until(lambda: not OrmQ.objects.exists(), seconds=60)
+    finally:
+        worker.kill()
+        worker.wait()
+    assert (the().told_open, the().tries) == (False, 1)
+    assert Success.objects.filter(func="reconciliation.tasks.tell").exists(), "the task ended, not its worker"
+
+
 @pytest.mark.parametrize("bad", ["broken_hook", "leaving_hook", "no_such_hook"])
 def test_a_hook_that_fails_breaks_nothing_and_after_some_tries_it_is_on_record_that_nobody_was_told(
     lost: Any, clock: Clock, settings: Any, told: Any, capsys: Any, bad: str
@@ -181,10 +202,8 @@ def test_where_no_worker_takes_it_the_beat_tells_beside_itself(lost: Any, clock:
     assert told == []
     clock.advance(seconds=watch.SILENT.total_seconds() + 1)
     tasks.beat_once()
-    until = time.monotonic() + 60
-    while "lease_overdue" not in [each["kind"] for each in told] and time.monotonic() < until:
-        time.sleep(0.05)
-    assert "lease_overdue" in [each["kind"] for each in told]
+    wait_until(lambda: "lease_overdue" in [each["kind"] for each in told], seconds=60)
+    wait_until(lambda: "tell" not in [thread.name for thread in threading.enumerate()], seconds=60)
 
 
 def test_without_a_hook_nothing_is_asked_of_the_queue_and_the_log_tells(lost: Any, settings: Any, told: Any) -> None:

@@ -325,6 +325,8 @@ def test_many_of_one_tenant_hide_none_of_another_and_are_counted(
     told = {signal.subject: (signal.tenant, signal.detail) for signal in signals}
     assert set(told) == {*mine[:2], f"operation:{theirs.pk}", "more:t_acme"}
     assert told["more:t_acme"] == ("t_acme", "and 3 more")
+    page = cast.client(cast.people()["vi_eve"]).get("/health").content.decode()
+    assert (page.count("A lease ran out"), "and 3 more" in page, "more:" in page) == (3, True, False)
     watch.look()
     assert not Signal.objects.exclude(cleared_at=None).exists()
 
