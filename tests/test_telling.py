@@ -11,7 +11,7 @@ import pytest
 from django_q.models import OrmQ, Success
 from django_q.tasks import async_task
 
-from reconciliation import tasks, watch
+from reconciliation import tasks, timekeeping, watch
 from reconciliation.models import Signal, Tick
 from tests import cast
 from tests.database import Clock
@@ -185,6 +185,16 @@ def test_what_could_not_be_told_when_it_opened_is_told_when_it_is_over(
     tasks.tell()
     assert heard(told) == ["opened", "cleared"]
     assert (the().told_open, the().told_cleared, the().not_told_at) == (True, True, None)
+
+
+def test_a_signal_is_told_no_later_because_the_clock_was_set_back(lost: Any, clock: Clock, told: Any) -> None:
+    timekeeping.keep()
+    clock.jump(hours=-5)
+    tasks.tell()
+    assert told == []
+    timekeeping.keep()
+    tasks.tell()
+    assert heard(told) == ["opened"]
 
 
 def test_a_worker_that_dies_in_the_hook_each_time_is_not_called_for_ever(lost: Any, clock: Clock, told: Any) -> None:

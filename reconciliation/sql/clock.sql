@@ -52,4 +52,5 @@ BEGIN
     UPDATE reconciliation_approval a SET expires_at = a.expires_at - p_by, use_by = a.use_by - p_by,
            due_at = a.due_at - p_by
      WHERE a.state IN ('waiting', 'approved');
+    UPDATE reconciliation_signal s SET tell_at = s.tell_at - p_by WHERE s.tell_at IS NOT NULL;  -- told no later for it
 END $$;
