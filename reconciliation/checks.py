@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +13,7 @@ from . import registry
 from .actors import Permission
 from .providers.base import ActionSpec, Repeat
 from .providers.sql import SqlProvider
-from .workflows import problems
+from .soundness import problems, shown_problems
 
 
 @register("aftercall")
@@ -19,6 +21,8 @@ def declarations(app_configs: Sequence[Any] | None, **options: Any) -> list[Chec
     """Every configured provider and workflow can be loaded and is sound."""
     try:
         providers, workflows = registry.providers(), registry.workflows()
+    except registry.DeclaredTwice as twice:
+        return [Error(f"{twice}.", id="reconciliation.E004")]
     except Exception as error:  # whatever an import raises, the person at the start needs its sentence
         return [Error(f"A configured provider or workflow cannot be loaded: {error}", id="reconciliation.E001")]
     found: list[CheckMessage] = []
@@ -58,9 +62,29 @@ def action_problems(provider: Any, spec: ActionSpec) -> Iterator[str]:
         yield f"compensate_with names {spec.compensate_with!r}, which this provider does not have"
     if spec.undo_by and spec.undo_by not in list(Permission):
         yield f"undo_by names {spec.undo_by!r}; permissions are {', '.join(Permission)}"
+    if spec.attempts < 1:
+        yield f"attempts is {spec.attempts}; at least one call must be allowed"
+    yield from shown_problems("shown", spec.shown)
+    yield from _hidden_problems(spec)
     yield from _local_problems(provider, spec)
     if not spec.timeout <= spec.max_duration:
         yield "timeout is longer than max_duration, which no lease outlives"
+
+
+def _hidden_problems(spec: ActionSpec) -> Iterator[str]:
+    """What is written into a sentence or shown as an amount can be seen, so it must be declared as shown."""
+    hidden = [name for name in spec.money or () if name not in spec.shown]
+    if hidden:
+        yield f"money names {', '.join(hidden)}, which shown does not list; add it to shown, or leave out money"
+    try:
+        fields = [name for _, name, _, _ in string.Formatter().parse(spec.headline) if name is not None]
+    except ValueError:
+        yield f"headline {spec.headline!r} has a brace without its pair; a field stands in braces: {{order}}"
+        return
+    seen = {*spec.shown, *(("amount",) if spec.money else ())}
+    for name in fields:
+        if re.split(r"[.\[]", name)[0] not in seen:
+            yield f"headline names {{{name}}}, which shown does not list; add it to shown, or leave it out"
 
 
 # What keys, look-ups and statuses are told of an action; a local effect has none of them.

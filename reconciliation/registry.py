@@ -25,6 +25,10 @@ class Unregistered(LookupError):
     """No provider, action or workflow of that name is configured here."""
 
 
+class DeclaredTwice(Exception):
+    """Two things have one name. Which of them is used must not depend on the order of a setting, so neither is."""
+
+
 def _made(thing: Any) -> Any:
     return thing() if isinstance(thing, type) or (callable(thing) and not hasattr(thing, "actions")) else thing
 
@@ -38,18 +42,29 @@ def _configured_providers() -> Iterator[Any]:
 
 @lru_cache(maxsize=1)
 def providers() -> dict[str, Provider]:
-    """Every provider by its name."""
-    return {provider.name: provider for provider in _configured_providers()}
+    """Every provider by its name. Raises DeclaredTwice."""
+    found: dict[str, Provider] = {}
+    for provider in _configured_providers():
+        if found.setdefault(provider.name, provider) is not provider:
+            raise DeclaredTwice(
+                f"Two providers are called {provider.name!r}; name one of them otherwise, or take one out of "
+                "AFTERCALL_PROVIDERS or of the installed packages that offer it"
+            )
+    return found
 
 
 @lru_cache(maxsize=1)
 def workflows() -> dict[tuple[str, int], Workflow]:
-    """Every workflow by its name and version."""
+    """Every workflow by its name and version. Raises DeclaredTwice."""
     found: dict[tuple[str, int], Workflow] = {}
     for path in settings.AFTERCALL_WORKFLOWS:
         thing = import_string(path)
         for workflow in thing if isinstance(thing, tuple | list) else (thing,):
-            found[workflow.name, workflow.version] = workflow
+            if found.setdefault((workflow.name, workflow.version), workflow) is not workflow:
+                raise DeclaredTwice(
+                    f"Two workflows are called {workflow.name!r} in version {workflow.version}; raise the version of "
+                    "the newer one, or take one out of AFTERCALL_WORKFLOWS"
+                )
     return found
 
 

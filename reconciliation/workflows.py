@@ -1,6 +1,6 @@
 """A workflow is a declaration: what to do, in which order, on which object, and how each effect is undone.
 
-Everything here is data and pure functions of a run's facts. It is checked when it is loaded (checks.py): a fault in a
+Everything here is data and pure functions of a run's facts. It is checked at start (soundness.py): a fault in a
 declaration is found at start, not in the middle of somebody's money.
 """
 
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from .policy import RetryPolicy
-from .providers.base import Json, Repeat
+from .providers.base import Json
 
 
 class StepKind(StrEnum):
@@ -190,86 +190,3 @@ def closure(name: str, needs: Callable[[str], Iterable[str]]) -> set[str]:
 def ring(name: str, needs: Callable[[str], Iterable[str]]) -> set[str]:
     """Everything that `name` needs and that needs it, itself among them; empty where it stands in no ring."""
     return {each for each in closure(name, needs) if name in closure(each, needs)}
-
-
-# Checking a declaration: each problem is one sentence
-
-
-def problems(workflow: Workflow, repeat_of: Callable[[str, str], Repeat | None]) -> Iterator[str]:
-    """What is wrong with a declaration. `repeat_of` gives the class of a provider's action, or None if unknown."""
-    names = [step.name for step in workflow.steps]
-    if not names:
-        yield "it has no steps"
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"two steps are called {name!r}; names must be unique"
-    if sum(step.kind is StepKind.PIVOT for step in workflow.effects) > 1:
-        yield "more than one step is the pivot; at most one may be"
-    for step in workflow.steps:
-        yield from _order_problems(workflow, step, names)
-    for step in workflow.effects:
-        yield from _step_problems(workflow, step, repeat_of)
-    yield from _ring_problems(workflow)
-
-
-def _order_problems(workflow: Workflow, step: Step | Choice, names: list[str]) -> Iterator[str]:
-    earlier = set(names[: workflow.steps.index(step)])
-    for needed in step.after or ():
-        if needed not in earlier:
-            yield f"step {step.name!r} comes after {needed!r}, which is not declared before it"
-    if ":" in step.name:
-        yield f"step {step.name!r} has a colon in its name; those are for undo steps"
-
-
-def _step_problems(workflow: Workflow, step: Step, repeat_of: Callable[[str, str], Repeat | None]) -> Iterator[str]:
-    repeat = repeat_of(step.provider, step.action)
-    if repeat is None:
-        yield f"step {step.name!r} uses {step.provider}/{step.action}, which no configured provider has"
-        return
-    reads = repeat is Repeat.READ
-    if step.undo is not None and step.cannot_undo:
-        yield f"step {step.name!r} has an undo and says that it cannot be undone; one of both is wrong"
-    if not reads:
-        yield from _pivot_problems(workflow, step)
-    if step.undo is not None:
-        yield from _undo_problems(workflow, step, repeat_of)
-
-
-def _pivot_problems(workflow: Workflow, step: Step) -> Iterator[str]:
-    """Where a step with an effect stands, by what needs what: steps are sent as soon as their needs are met."""
-    if step is workflow.pivot or workflow.after_pivot(step):
-        return
-    before = workflow.before_pivot(step)
-    if before and step.kind is StepKind.RETRYABLE:
-        where = "the pivot waits for it" if workflow.pivot else "no step is the pivot"
-        yield f"step {step.name!r} is retryable, but {where}, so a failure walks back; make it compensable"
-    if step.undo is None and not step.cannot_undo:
-        where = "comes before the pivot" if before else "does not wait for the pivot"
-        yield (
-            f"step {step.name!r} {where} and has an effect: give it an undo, or undo=None with the reason in "
-            f"cannot_undo{'' if before else ', or have it come after the pivot'}"
-        )
-
-
-def _undo_problems(workflow: Workflow, step: Step, repeat_of: Callable[[str, str], Repeat | None]) -> Iterator[str]:
-    assert step.undo is not None
-    provider = step.undo.provider or step.provider
-    if repeat_of(provider, step.undo.action) is None:
-        yield f"the undo of {step.name!r} uses {provider}/{step.undo.action}, which no configured provider has"
-    for needed in step.undo.after or ():
-        if needed not in {one.name for one in workflow.effects}:
-            yield f"the undo of {step.name!r} waits for that of {needed!r}, which is no step with an effect"
-
-
-def _ring_problems(workflow: Workflow) -> Iterator[str]:
-    """Undos that wait for each other, however many are in the ring: none of them would ever begin."""
-    steps = {step.name: step for step in workflow.effects}
-
-    def needs(name: str) -> Iterable[str]:
-        return workflow.undo_needs(steps[name]) if name in steps else ()
-
-    for found in dict.fromkeys(frozenset(ring(name, needs)) for name in steps):
-        *others, last = [repr(name) for name in steps if name in found] or [""]
-        if others:
-            yield f"the undos of {', '.join(others)} and {last} wait for each other, so that none of them would begin"
-        elif last:
-            yield f"the undo of {last} waits for itself"

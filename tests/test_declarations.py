@@ -8,9 +8,14 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from django.utils.module_loading import import_string
+from pydantic import BaseModel
 
-from reconciliation.providers.base import Repeat
-from reconciliation.workflows import Choice, Step, StepKind, Workflow, problems
+from reconciliation import checks, registry
+from reconciliation.policy import ErrorClass, RetryPolicy
+from reconciliation.providers.base import ActionSpec, Repeat
+from reconciliation.soundness import problems
+from reconciliation.workflows import Choice, Step, StepKind, Workflow
 from tests import saga_workflows as flows
 
 OWN = (
@@ -33,6 +38,21 @@ def kept(provider: str, action: str) -> Repeat:
 
 def told(*steps: Step | Choice, **parts: Any) -> str:
     return "; ".join(problems(flows.flow("w", *steps, **parts), kept))
+
+
+PROVIDERS = (
+    "examples.order_desk.providers.pay", "examples.order_desk.providers.carrier", "examples.order_desk.providers.mail",
+    "examples.order_desk.providers.tickets", "benchmarks.workload.SHELF", "tests.book.BOOK",
+    "tests.cast.TILL", "tests.scripted.clerk_",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PROVIDERS)
+def test_what_a_provider_here_promises_is_sound(path: str) -> None:
+    made = registry._made(import_string(path))
+    found = {name: "; ".join(checks.action_problems(made, spec)) for name, spec in made.actions.items()}
+    # "forgetful" stands for an action whose declaration is refused: what is done with it is tested all the same.
+    assert {name for name, said in found.items() if said} <= {"forgetful"}
 
 
 @pytest.mark.parametrize("module", OWN)
@@ -110,3 +130,130 @@ def test_an_undo_that_waits_for_itself_is_refused() -> None:
 
 def test_an_undo_may_wait_for_what_cannot_be_undone() -> None:
     assert list(problems(flows.STAMP_FIRST, kept)) == []
+
+
+# Decisions, retries, and what may be seen
+
+
+class Plan(BaseModel):
+    amount: int
+    secret: str = ""
+
+
+class Anything(BaseModel, extra="allow"):
+    amount: int
+
+
+def choice(**parts: Any) -> str:
+    return told(Choice(name="plan", choose=lambda facts: {}, **{"schema": Plan, **parts}))
+
+
+def test_a_field_that_is_shown_but_not_in_the_schema_is_named() -> None:
+    assert choice(shown=("amount",)) == ""
+    said = "choice 'plan' shows 'ammount', which its schema does not have; its fields are amount, secret"
+    assert choice(shown=("ammount",)) == said
+    assert choice(shown=("ammount",), schema=Anything) == ""
+    assert choice(shown=("ammount",), schema=None) == ""
+
+
+def test_a_forgotten_comma_is_told_as_such() -> None:
+    assert "it must be a tuple of names, such as ('amount',)" in choice(shown="amount")
+    assert "shown is the text 'order'" in told(RESERVE, SHIP, shown="order")
+
+
+def test_a_schema_that_checks_nothing_is_refused() -> None:
+    assert "the schema of choice 'plan' is no pydantic model" in choice(schema=dict)
+    assert "is no pydantic model" in choice(schema=Plan(amount=1))
+
+
+def test_a_choice_that_may_never_propose_is_refused() -> None:
+    assert "proposals must be at least 1" in choice(proposals=0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"attempts": 0}, "attempts 0; it must be at least 1"),
+        ({"factor": 0.5}, "factor 0.5; it must be at least 1"),
+        ({"longest": -1}, "longest -1; it must be at least 0"),
+        ({"jitter": 1.5}, "jitter 1.5; it must be from 0 to 1"),
+        ({"intervals": (1.0, -2.0)}, "each must be 0 seconds or more"),
+        ({"never": frozenset({"timeout"})}, "never retries timeout; never is a set of error classes: not_sent,"),
+        ({"never": "rejected"}, "never is a set of error classes"),
+    ],
+)
+def test_a_retry_policy_that_cannot_be_kept_is_refused(parts: dict[str, Any], said: str) -> None:
+    policy = RetryPolicy(**parts)
+    assert said in told(replace(RESERVE, retry=policy), SHIP)
+    assert RESERVE.undo is not None
+    again = told(replace(RESERVE, undo=replace(RESERVE.undo, retry=policy)), SHIP)
+    assert "retry of the undo of 'reserve'" in again
+    assert said in again
+
+
+def test_a_retry_policy_in_its_bounds_is_fine() -> None:
+    policy = RetryPolicy(attempts=1, intervals=(0,), jitter=1, never=frozenset({ErrorClass.REJECTED}))
+    assert told(replace(RESERVE, retry=policy), SHIP) == ""
+
+
+class Desk:
+    """A provider of one action, as it is declared."""
+
+    name, account = "desk", "main"
+
+    def __init__(self, **promises: Any) -> None:
+        self.actions = {"act": ActionSpec(**promises)}
+
+
+def said_of(**promises: Any) -> str:
+    desk = Desk(**promises)
+    return "; ".join(checks.action_problems(desk, desk.actions["act"]))
+
+
+def test_what_a_headline_or_an_amount_shows_is_declared_as_shown() -> None:
+    shown = {"shown": ("order", "sum", "currency"), "money": ("sum", "currency")}
+    assert said_of(**shown, headline="Refund {amount} for order {order}") == ""
+    assert "headline names {card}, which shown does not list" in said_of(**shown, headline="Refund to {card}")
+    assert "headline names {amount}, which shown does not list" in said_of(shown=("order",), headline="{amount}")
+    assert "money names sum, currency, which shown does not list" in said_of(money=("sum", "currency"))
+
+
+def test_a_headline_with_a_broken_brace_and_an_action_that_is_never_called_are_refused() -> None:
+    assert "has a brace without its pair" in said_of(headline="Refund {order")
+    assert "attempts is 0; at least one call must be allowed" in said_of(attempts=0)
+    assert "it must be a tuple of names, such as ('order',)" in said_of(shown="order")
+
+
+# Two of one name
+
+TWIN, OTHER_TWIN = Desk(), Desk()
+SAGA_TWIN = replace(flows.SAGA, steps=flows.SAGA.steps[:3])
+
+
+@pytest.fixture
+def configured(settings: Any) -> Iterator[Any]:
+    registry.forget()
+    yield settings
+    registry.forget()
+
+
+def test_two_providers_of_one_name_are_refused_rather_than_one_of_them_used(configured: Any) -> None:
+    configured.AFTERCALL_PROVIDERS = ["tests.test_declarations.TWIN", "tests.test_declarations.OTHER_TWIN"]
+    (error,) = checks.declarations(None)
+    assert error.id == "reconciliation.E004"
+    assert "Two providers are called 'desk'" in error.msg
+    with pytest.raises(registry.DeclaredTwice):
+        registry.provider("desk")
+
+
+def test_two_declarations_of_one_version_are_refused_rather_than_one_of_them_used(configured: Any) -> None:
+    configured.AFTERCALL_WORKFLOWS = ["tests.saga_workflows.SAGA", "tests.test_declarations.SAGA_TWIN"]
+    (error,) = checks.declarations(None)
+    assert error.id == "reconciliation.E004"
+    assert "Two workflows are called 'saga' in version 1; raise the version of the newer one" in error.msg
+
+
+def test_the_same_declaration_named_twice_is_one(configured: Any) -> None:
+    configured.AFTERCALL_PROVIDERS = ["tests.test_declarations.TWIN"] * 2
+    configured.AFTERCALL_WORKFLOWS = ["tests.saga_workflows.SAGA"] * 2
+    assert (list(registry.providers()), list(registry.workflows())) == (["desk"], [("saga", 1)])

@@ -14,8 +14,9 @@ from reconciliation import actions, checks, registry, run_deeds, runs, sweeping
 from reconciliation.actions import Press
 from reconciliation.models import Chosen, Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
+from reconciliation.soundness import problems
 from reconciliation.states import RunState, State
-from reconciliation.workflows import Step, Undo, Workflow, problems
+from reconciliation.workflows import Step, Undo, Workflow
 from tests import cast
 from tests import saga_workflows as flows
 from tests.ledger import changes_without_audit
