@@ -74,7 +74,8 @@ CONDITIONS = (
         "run_not_going_on",
         "A run should go on, and for long nobody could take it further",
         "SELECT tenant, 'run:' || id, at, workflow_type || ' version ' || workflow_version ||"
-        " coalesce(', ' || nullif(waiting_for, ''), '') FROM standing WHERE state = 'pending'"
+        " coalesce(', ' || nullif(waiting_for, ''), '') FROM standing"
+        " WHERE state IN ('pending', 'awaiting_approval')"
         " AND escalated_at IS NULL AND lease_until IS NULL AND NOT locked_out AND NOT with_others",
     ),
     Condition(
@@ -300,8 +301,9 @@ TITLES = {condition.kind: condition.title for condition in CONDITIONS} | {
 # `standing` are open runs without a step forward since %(stuck)s, with `at`, when the last one was. Taking a run and
 # leaving it again is none, nor is a look-up that tells nothing; while a step waits for a time that was set for it, that
 # time counts. What a person last did is looked for among the newest entries only: a run that hangs gathers some every
-# minute. `locked_out`: another run has what it locks. `with_others`: one of its steps is with a person, or held back by
-# a limit, which has a signal of its own.
+# minute. `locked_out`: another run has what it locks. `with_others`: a step of it is with a person, or held back by a
+# limit, which has a signal of its own; or that was so until lately, or the lock was another run's until then: from the
+# moment at which it can go on, it has its time to be taken.
 #
 # The whole condition is asked for, so that what is not shown is told from what is over. Of each tenant the oldest are
 # shown, and what is open stays so while it holds; the others are counted in one row. In one order, so that two beats
@@ -313,8 +315,11 @@ WITH standing AS (
             WHERE h.tenant = r.tenant AND h.lock = r.lock AND h.lock_held) AS locked_out,
         EXISTS (SELECT FROM reconciliation_operation o WHERE o.run_id = r.id AND (o.state = 'awaiting_approval'
             OR o.state IN ('ready', 'failed_retryable') AND (o.due_at IS NULL OR o.escalated_at IS NOT NULL
+                OR o.updated_at >= %(stuck)s
                 OR EXISTS (SELECT FROM reconciliation_heldback h JOIN reconciliation_limit l ON l.id = h.limit_id
-                            WHERE h.operation_id = o.id AND l.lifted_at IS NULL)))) AS with_others
+                            WHERE h.operation_id = o.id AND coalesce(l.lifted_at, %(now)s) >= %(stuck)s))))
+        OR r.lock <> '' AND EXISTS (SELECT FROM reconciliation_signal g WHERE g.kind = 'run_locked_out'
+            AND g.subject = 'run:' || r.id AND coalesce(g.cleared_at, %(now)s) >= %(stuck)s) AS with_others
       FROM reconciliation_run r,
       LATERAL (SELECT greatest(r.created_at,
           (SELECT max(greatest(o.created_at, o.last_sent_at, o.not_before, o.settled_at))

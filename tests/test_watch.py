@@ -14,12 +14,12 @@ from django_q.models import OrmQ
 from reconciliation import registry, schedules, sweeping, tasks, transition, watch
 from reconciliation.actions import Verdict
 from reconciliation.actors import SYSTEM
-from reconciliation.models import Approval, Job, Run, Signal
+from reconciliation.models import Approval, Job, Limit, Run, Signal
 from tests import cast, timetable
 from tests.database import Clock
 from tests.scripted import Clerk
 from tests.test_approvals import CLEO, asked, press
-from tests.test_limits import perform, put
+from tests.test_limits import perform, put, release
 from tests.test_same_identity import Crowd
 from tests.timetable import OLGA
 
@@ -175,6 +175,22 @@ def test_a_run_whose_step_waits_for_a_limit_is_told_of_with_the_limit_alone(
     clock.advance(hours=2)
     assert seen_of(run) == {}
     assert "held_for_long" in open_now()
+    release(Limit.objects.get())
+    assert seen_of(run) == {}, "it can be taken from now on"
+    clock.advance(minutes=61)
+    assert set(seen_of(run)) == {"run_not_going_on"}
+
+
+def test_a_run_that_nobody_takes_after_the_consent_is_a_signal_an_hour_later(ledger_db: Any, clock: Clock) -> None:
+    run = cast.run()
+    step = cast.operation(run=run, state="awaiting_approval")
+    run = cast.run_stands(run, "awaiting_approval", waiting_for="issue_refund")
+    clock.advance(hours=3)
+    assert seen_of(run) == {}
+    cast._move(step, "ready", {"due_at": clock.now()}, "approved")
+    assert seen_of(run) == {}, "it can be taken from now on"
+    clock.advance(minutes=61)
+    assert set(seen_of(run)) == {"run_not_going_on"}
 
 
 def test_a_run_that_waits_long_for_what_another_one_holds_is_a_signal_of_its_own(ledger_db: Any, clock: Clock) -> None:
@@ -185,6 +201,8 @@ def test_a_run_that_waits_long_for_what_another_one_holds_is_a_signal_of_its_own
     assert set(seen_of(second)) == {"run_locked_out"}
     assert set(seen_of(elsewhere)) == {"run_not_going_on"}
     cast.run_stands(Run.objects.get(pk=holder.pk), "succeeded")
+    assert seen_of(second) == {}, "it can be taken from now on"
+    clock.advance(minutes=61)
     assert set(seen_of(second)) == {"run_not_going_on"}
 
 
