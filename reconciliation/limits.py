@@ -106,6 +106,7 @@ def _set(wanted: Wanted, actor: Actor, reason: str) -> tuple[Verdict, str]:
             provider=wanted.provider,
             action=wanted.action,
             workflow_type=wanted.workflow_type,
+            currency=wanted.currency,
         )
         if problem:
             raise NotAllowed(problem)

@@ -51,7 +51,7 @@ def known(tenants: Iterable[str] | None) -> Names:
     )
 
 
-def problem(*, tenant: str, provider: str, action: str, workflow_type: str) -> str:
+def problem(*, tenant: str, provider: str, action: str, workflow_type: str, currency: str) -> str:
     """Why a limit with these names would hold nothing back, and what can be named instead; "" where it would.
 
     In `tenant`, or in all of them for "". A name that nothing bears is sought in the whole record.
@@ -63,6 +63,8 @@ def problem(*, tenant: str, provider: str, action: str, workflow_type: str) -> s
         return _no_action(action, provider, known(tenants))
     if workflow_type and workflow_type not in _workflows() and not _on_record(tenants, workflow_type=workflow_type):
         return f"There is no workflow {_NOTHING} {_instead(workflow_type, known(tenants).workflows)}"
+    if otherwise := _written_otherwise(tenants, currency) if currency else "":
+        return f"This currency is on record as {otherwise}, so this would hold nothing back. Write it like that."
     return ""
 
 
@@ -104,6 +106,14 @@ def _on_record(tenants: list[str] | None, **names: str) -> bool:
     """A run names no provider; it has an operation or will have one whose provider is configured."""
     models = (Operation, Message, Run) if "workflow_type" in names else (Operation, Message)
     return any(model._default_manager.filter(**names, **_within(tenants)).exists() for model in models)
+
+
+def _written_otherwise(tenants: list[str] | None, currency: str) -> str:
+    """How a currency is written on record, where that is never as given. One that nobody has seen may come yet."""
+    rows = Operation.objects.filter(**_within(tenants))
+    if rows.filter(currency=currency).exists():
+        return ""
+    return rows.filter(currency__iexact=currency).values_list("currency", flat=True).order_by("id").first() or ""
 
 
 def _within(tenants: Iterable[str] | None) -> dict[str, list[str]]:

@@ -420,6 +420,17 @@ def test_a_limit_that_is_not_whole_is_refused_with_a_sentence(clerk: Clerk, want
     assert not Limit.objects.exists()
 
 
+def test_a_currency_that_is_written_otherwise_on_record_is_refused_and_a_new_one_is_not(clerk: Clerk) -> None:
+    sums = {"kind": "amount", "most": 5_000, "window_seconds": 60}
+    assert put(**sums, currency="usd").verdict is Verdict.DONE  # nobody knows yet
+    release(Limit.objects.get())
+    perform()
+    answer = put(**sums, currency="usd")
+    assert (answer.verdict, "on record as USD" in answer.message) == (Verdict.REFUSED, True)
+    assert put(**sums, currency="USD").verdict is Verdict.DONE
+    assert put(**sums, currency="SEK").verdict is Verdict.DONE
+
+
 # Ceilings
 
 
