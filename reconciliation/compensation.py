@@ -28,6 +28,7 @@ def after_failure(progress: Progress, lease: Held) -> None:
     """A step failed for good and nothing is unknown: end, walk back, or call a person, by where the pivot stands."""
     run, failed = progress.run, progress.failed[0]
     if not progress.applied:
+        end_waiting(run, reason_code="run_ended", actor=SYSTEM)  # a person may be asked about a step beside it
         return leases.leave(run.subject, lease, to=RunState.FAILED, reason_code="step_failed", waiting_for=failed.step)
     if way_is_forward(progress):
         return leases.stop(run, lease, step=failed.step, reason="step_failed_after_pivot")

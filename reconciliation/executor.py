@@ -298,9 +298,27 @@ def _ask_anew(claim: Claim, now: Json) -> Outcome:
             consent={"ask": consent.again(claim.agreed, stored=stored, seen=(shown, sealed))},
             fact=me().fact("precondition_failed", attempt=claim.attempt),
         )  # fmt: skip
+    except transition.RunNotHeld:
+        _end_with_its_run(claim, never_sent if claim.first_sent_at is None else {}, observed)
     except TransitionRefused as refusal:
         log.info("not_asked_anew", operation=claim.subject.pk, verdict=refusal.verdict)
     return stored_outcome(Operation.objects.get(pk=claim.subject.pk))
+
+
+def _end_with_its_run(claim: Claim, patch: Json, observed: Observed) -> None:
+    """Nothing was sent under this claim, and its run has ended meanwhile: nobody is asked about it any more."""
+    try:
+        transition.transition(
+            claim.subject,
+            to=State.FAILED_TERMINAL,
+            generation=claim.generation,
+            guard=("held",),
+            patch={"reason_code": "run_ended", "due_at": None, **patch},
+            observed=[observed],
+            fact=me().fact("run_ended", attempt=claim.attempt),
+        )
+    except TransitionRefused as refusal:
+        log.info("not_ended_with_its_run", operation=claim.subject.pk, verdict=refusal.verdict)
 
 
 def _judge(claim: Claim, answer: Receipt | Exception) -> Judged:

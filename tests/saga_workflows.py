@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, PositiveInt
@@ -77,6 +78,14 @@ def fragile(name: str) -> Step:
 
 
 FRAGILE = flow("fragile", fragile("reserve"), fragile("charge"), SHIP)
+ASKED_APART = flow(
+    "asked_apart",
+    Step(name="reserve", provider="clerk", action="keyed", request=order, undo=Undo(action="keyed", request=undone),
+         consent=Consent(policy="One more person.")),
+    reversible("charge", after=()),
+    SHIP,
+)  # fmt: skip
+ASKED_FIRST = flow("asked_first", replace(SHIP, consent=Consent(policy="One more person.")))
 LASTING = flow(
     "lasting",
     Step(name="stamp", provider="clerk", action="keyed", request=order, cannot_undo="a stamp stays", retry=PATIENT),

@@ -17,7 +17,7 @@ from reconciliation.states import ApprovalState, RunState, State
 from tests import saga_workflows as flows
 from tests.scripted import AGENT, OLGA, applied, found
 from tests.test_limits import put
-from tests.test_sagas import DOWN, LOST, REFUSED, press, sagas, settle, start, states  # noqa: F401 - a fixture
+from tests.test_sagas import DOWN, LOST, REFUSED, answer_by_step, press, sagas, settle, start, states  # noqa: F401 - a fixture
 
 # Cancelling a run that walks back
 
@@ -271,3 +271,56 @@ def test_an_undo_that_cannot_be_built_is_named_and_the_others_go_on(sagas: Any, 
     run.refresh_from_db()
     assert run.state == RunState.COMPENSATED
     assert [sagas.effects.count(each.key) for each in Operation.objects.filter(undo_of__isnull=False)] == [1, 1]
+
+
+# Requests for consent on runs that ended
+
+
+def test_a_run_that_failed_leaves_no_request_for_consent_behind(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_by_step(sagas, monkeypatch, {"charge": REFUSED})
+    run = start("asked_apart")
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.FAILED
+    assert states() == {"reserve": State.FAILED_TERMINAL, "charge": State.FAILED_TERMINAL}
+    assert Approval.objects.get().state == ApprovalState.WITHDRAWN
+
+
+def test_a_run_cancelled_while_it_reads_what_a_request_rests_on_asks_for_nothing(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start("asked_first")
+
+    def shows(call: Any) -> dict[str, str]:
+        press(run, "cancel")
+        return {"etag": "a"}
+
+    monkeypatch.setattr(sagas, "precondition", shows, raising=False)
+    sweeping.sweep()
+    run.refresh_from_db()
+    assert run.state == RunState.CANCELLED
+    assert not Approval.objects.exists()
+    assert states() == {}
+
+
+def test_what_changed_under_a_consent_is_not_asked_anew_for_a_run_that_ended(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = [{"etag": "a"}]
+    monkeypatch.setattr(sagas, "precondition", lambda call: shown[-1], raising=False)
+    run = start("asked_first")
+    sweeping.sweep()
+    assert press(Approval.objects.get(), "approve").verdict == "done"
+
+    def changes(call: Any) -> dict[str, str]:
+        press(run, "cancel")
+        return {"etag": "b"}
+
+    monkeypatch.setattr(sagas, "precondition", changes, raising=False)
+    settle(clock)
+    ship = Operation.objects.get(step="ship")
+    assert (ship.state, ship.reason_code, ship.first_sent_at) == (State.FAILED_TERMINAL, "run_ended", None)
+    assert not Approval.objects.filter(state=ApprovalState.WAITING).exists()
+    assert sagas.calls == []

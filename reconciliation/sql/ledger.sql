@@ -456,6 +456,14 @@ BEGIN
             detail := coalesce(v_run.state, 'none');
             RETURN;
         END IF;
+        -- What is not claimed at once, but waits or is asked for, comes too late for a run that has ended meanwhile.
+        IF v_run.settled_at IS NOT NULL AND (v_new.undo_of_id IS NULL OR p_run_generation IS NOT NULL) THEN
+            verdict := 'run_not_held';
+            id := v_new.run_id;
+            at := aftercall_now();
+            detail := v_run.state;
+            RETURN;
+        END IF;
         IF v_new.undo_of_id IS NOT NULL AND ledger_waived(v_run, v_new.step) THEN
             verdict := 'waived';
             id := v_new.undo_of_id;
@@ -603,6 +611,10 @@ BEGIN
         IF verdict IS NULL AND p_to = 'pending' AND v_run_id IS NOT NULL
            AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, p_run_generation, v_old.created_at) THEN
             verdict := 'run_not_held';
+        END IF;
+        IF verdict IS NULL AND p_to = 'awaiting_approval' AND v_run.settled_at IS NOT NULL
+           AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, NULL, v_old.created_at) THEN
+            verdict := 'run_not_held';  -- its run has ended: nobody is asked about what is not sent any more
         END IF;
     END IF;
     IF verdict IS NULL AND p_to IS NOT NULL THEN
