@@ -418,11 +418,12 @@ class Told:
     """The account of a run that did not simply go through."""
 
     heading: str
-    standing: list[Operation]  # applied, and not undone
-    undone: list[Operation]
+    standing: tuple[Operation, ...]  # applied, and not undone
+    undone: tuple[Operation, ...]
     unknown: tuple[Operation, ...]
     not_applied: tuple[Operation, ...]
-    never: list[tuple[str, str]]
+    not_begun: tuple[str, ...]
+    never: tuple[tuple[str, str], ...]
     said: list[tuple[Operation, str]]  # what rests on a person's word, and what the provider showed
 
 
@@ -441,20 +442,14 @@ def told(run: Run, *, with_names: bool) -> Told | None:
     if heading is None:
         return None
     account = run_deeds.account(run)
-    reversed_ = set(
-        Operation.objects.filter(run=run, undo_of__isnull=False, state=State.SUCCEEDED).values_list(
-            "undo_of", flat=True
-        )
-    )
-    undone = [o for o in account.applied if o.pk in reversed_ or o.step in run.waived]
-    gone = {o.step for o in undone}
     return Told(
         heading=heading,
-        standing=[o for o in account.applied if o not in undone],
-        undone=undone,
+        standing=account.standing,
+        undone=account.undone,
         unknown=account.unknown,
         not_applied=account.not_applied,
-        never=[pair for pair in account.cannot_be_undone if pair[0] not in gone],
+        not_begun=account.not_begun,
+        never=account.cannot_be_undone,
         said=_on_a_word(run, with_names=with_names),
     )
 

@@ -349,7 +349,7 @@ def _not_permitted(action: _Action, view: Seen, actor: Actor) -> str:
 
 def _undo_permissions(view: View | Run) -> list[Permission]:
     """What the actions themselves ask of who has their effects reversed by hand; of a run all of them at once."""
-    specs = [view.spec] if isinstance(view, View) else [spec_or_none(each) for each in run_deeds.account(view).applied]
+    specs = [view.spec] if isinstance(view, View) else [spec_or_none(each) for each in run_deeds.account(view).standing]
     return [Permission(spec.undo_by) for spec in specs if spec is not None and spec.undo_by]
 
 

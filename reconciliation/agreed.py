@@ -176,8 +176,8 @@ def _end_undo(run: Run, step: str, fact: Fact) -> None:
 
 
 def undone_by_two(run: Run) -> list[str]:
-    """Steps that were applied and are reversed by hand only if two people agree."""
-    applied = [(each.step, reconciler.spec_or_none(each)) for each in run_deeds.account(run).applied]
+    """Steps that stand and are reversed by hand only if two people agree."""
+    applied = [(each.step, reconciler.spec_or_none(each)) for each in run_deeds.account(run).standing]
     return [step for step, spec in applied if spec is not None and spec.undo_second_person]
 
 

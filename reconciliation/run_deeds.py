@@ -11,7 +11,7 @@ from .models import Operation, Run
 from .progress import Progress, has_effect
 from .states import RUN_TERMINAL, RunState, State
 from .wording import reason
-from .workflows import Choice
+from .workflows import Choice, Step
 
 Say = tuple[bool, str]
 
@@ -21,23 +21,36 @@ class Account:
     """What a run did, did not do, does not know, and cannot take back: for a person to read."""
 
     applied: tuple[Operation, ...]
-    unknown: tuple[Operation, ...]
+    undone: tuple[Operation, ...]  # those of them that were reversed, or that people vouched for
+    unknown: tuple[Operation, ...]  # undos too
     not_applied: tuple[Operation, ...]
-    cannot_be_undone: tuple[tuple[str, str], ...]  # (step, reason) of those that were applied or may have been
+    not_begun: tuple[str, ...]  # steps of which nothing is on record
+    cannot_be_undone: tuple[tuple[str, str], ...]  # (step, reason) of those that stand or may stand
+
+    @property
+    def standing(self) -> tuple[Operation, ...]:
+        """What was applied and is not undone."""
+        return tuple(o for o in self.applied if o not in self.undone)
 
 
 def account(run: Run) -> Account:
     """Read it from the run's operations. One that only reads was never applied: it is told of where it is unknown."""
-    forward = list(Operation.objects.filter(run=run, undo_of=None).order_by("id"))
-    unknown = [o for o in forward if o.state in (State.PENDING, State.AMBIGUOUS) or _given_up_unknown(o)]
+    operations = list(Operation.objects.filter(run=run).order_by("id"))
+    forward = [o for o in operations if o.undo_of_id is None]
+    unknown = [o for o in operations if o.state in (State.PENDING, State.AMBIGUOUS) or _given_up_unknown(o)]
     succeeded = [o for o in forward if o.state == State.SUCCEEDED]
     applied = [o for o in succeeded if has_effect(o)]
-    touched = {o.step for o in (*applied, *unknown)}
+    reversed_ = {o.undo_of_id for o in operations if o.undo_of_id is not None and o.state == State.SUCCEEDED}
+    undone = [o for o in applied if o.pk in reversed_ or o.step in run.waived]
+    may_stand = {o.step for o in (*applied, *unknown) if o not in undone}
+    begun = {o.step for o in forward}
     return Account(
         applied=tuple(applied),
+        undone=tuple(undone),
         unknown=tuple(unknown),
         not_applied=tuple(o for o in forward if o not in succeeded and o not in unknown),
-        cannot_be_undone=tuple(pair for pair in _cannot(run) if pair[0] in touched),
+        not_begun=tuple(step.name for step in _effects(run) if step.name not in begun),
+        cannot_be_undone=tuple(pair for pair in _cannot(run) if pair[0] in may_stand),
     )
 
 
@@ -45,20 +58,27 @@ def _given_up_unknown(operation: Operation) -> bool:
     return operation.state == State.TERMINATED and bool(operation.unknown_attempts)
 
 
-def _cannot(run: Run) -> list[tuple[str, str]]:
+def _effects(run: Run) -> tuple[Step, ...]:
     try:
-        workflow = registry.workflow(run.workflow_type, run.workflow_version)
+        return registry.workflow(run.workflow_type, run.workflow_version).effects
     except registry.Unregistered:
-        return []
-    never = [step for step in workflow.effects if step.undo is None and has_effect(step)]
+        return ()
+
+
+def _cannot(run: Run) -> list[tuple[str, str]]:
+    never = [step for step in _effects(run) if step.undo is None and has_effect(step)]
     return [(step.name, step.cannot_undo or "no undo is declared") for step in never]
 
 
 def tell(told: Account) -> str:
     """The account in sentences, with the provider's ids."""
+    nothing = "Nothing of it stands." if told.undone else "Nothing was applied."
     parts = [
-        f"Applied: {_named(told.applied)}." if told.applied else "Nothing was applied.",
+        f"Applied: {_named(told.standing)}." if told.standing else nothing,
+        f"Undone since: {_named(told.undone)}." if told.undone else "",
         f"Unknown, left to look-ups: {_named(told.unknown)}." if told.unknown else "",
+        f"Not applied: {', '.join(dict.fromkeys(o.step for o in told.not_applied))}." if told.not_applied else "",
+        f"Not begun: {', '.join(told.not_begun)}." if told.not_begun else "",
         f"Cannot be undone: {', '.join(name for name, _ in told.cannot_be_undone)}." if told.cannot_be_undone else "",
     ]
     return " ".join(part for part in parts if part)
@@ -155,6 +175,8 @@ def say_compensate(run: Run) -> Say:
         return False, f"Find out first what became of {_named(told.unknown)}; nothing is undone before."
     if not told.applied:
         return False, "Nothing was applied; there is nothing to undo. Cancel it instead."
+    if not told.standing:
+        return False, "Everything that was applied is undone already."
     if _pivoted(run):
         return False, "The pivot was applied: the way is forward only. Single steps can be compensated after the end."
     return True, f"Undoes what was applied, newest first. {tell(told)}"

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from audit.models import Entry
+from console import sagas as sagas_page
 from console.sagas import saga
 from reconciliation import executor, leases, limits, sweeping, transition
 from reconciliation.models import Approval, Limit, Operation, Run
@@ -76,6 +77,24 @@ def test_a_run_cancelled_while_it_walks_back_sends_no_undo_any_more(sagas: Any, 
 
 def release() -> None:
     limits.lift(Limit.objects.get(), actor=OLGA, version=1, reason="it is over", token=uuid4())
+
+
+def test_a_cancelled_run_says_what_happened_what_did_not_and_what_is_unknown(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), REFUSED, applied("u-1"), LOST)
+    run = start("saga")
+    sweeping.sweep()
+    sweeping.sweep()
+    told = press(run, "cancel").message
+    assert told == (
+        "Cancelled. Applied: reserve (r-1). Undone since: charge (c-1). Unknown, left to look-ups: undo:reserve. "
+        "Not applied: ship. Not begun: tell."
+    )
+    run.refresh_from_db()
+    account = sagas_page.told(run, with_names=True)
+    assert account is not None
+    assert ([o.step for o in account.unknown], account.not_begun) == (["undo:reserve"], ("tell",))
+    answer = press(run, "compensate_run")
+    assert (answer.verdict, "what became of undo:reserve" in answer.message) == ("refused", True)
 
 
 @pytest.mark.parametrize("undo", [backs_off, is_in_flight])
