@@ -296,6 +296,8 @@ def _obstacles(progress: Progress) -> list[Obstacle]:
 
 def _stuck_undos(progress: Progress) -> list[Obstacle]:
     found = [_unknown_step(operation) for operation in progress.unknown]
+    if progress.run.escalation_reason == "pivot_applied":
+        return [Obstacle(_sentence("pivot_applied", ""))]
     for step in progress.to_undo():
         undo = progress.undo(step)
         waits = tuple(other.name for other in progress.to_undo() if step.name in _undos_behind(progress, other))

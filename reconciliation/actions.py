@@ -271,7 +271,7 @@ def _ask_which_undo(run: Run) -> tuple[Input, ...]:
 _RUN_ACTIONS = (
     _Action("resume", "Resume the run", "Resume", Permission.RESUME, run_deeds.say_resume, run_deeds.resume),
     _Action("compensate_run", "Undo what was applied", "Compensate", Permission.COMPENSATE, agreed.say_compensate_run,
-            agreed.compensate_run),
+            agreed.compensate_run, calls_out=True),
     _Action("choose_again", "Ask for a fresh decision", "Decide anew", Permission.RESUME, run_deeds.say_choose_again,
             run_deeds.choose_again),
     _Action("cancel", "Cancel the run", "Cancel the run", Permission.CANCEL, run_deeds.say_cancel, run_deeds.cancel),

@@ -197,6 +197,7 @@ def compensate_run(run: Run, press: Pressed, actor: Actor) -> str:
         return run_deeds.compensate(run, press, actor)
     standing = open_request(run, COMPENSATE_RUN)
     if standing is None or standing.state == ApprovalState.WAITING:
+        run_deeds.check_they_stand(run, actor)
         return ask(run, COMPENSATE_RUN, {}, version=press.version, reason=press.reason, actor=actor)
     return carry_out(standing, actor=actor)
 
@@ -207,6 +208,12 @@ def _compensate_run(approval: Approval, actor: Actor) -> str:
     allowed, why = run_deeds.say_compensate(run)
     if not allowed:
         raise NotAllowed(why)
+    try:
+        run_deeds.check_they_stand(run, actor)
+    except NotAllowed as gone:  # it will not come back: what was agreed to is not tried again
+        _void(approval, actor)
+        return str(gone)
+    run.refresh_from_db()
     runs.compensate(run.pk, actor=actor, version=run.version, reason=approval.reason, use=use(approval, run))
     return "What was applied is being undone, newest first."
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import choosing, compensation, registry, runs
+from . import choosing, compensation, reconciler, registry, runs
 from .actors import Actor
 from .deeds import NotAllowed, Pressed
 from .models import Operation, Run
 from .progress import Progress, has_effect
+from .providers.base import Verdict
 from .states import RUN_TERMINAL, RunState, State
 from .wording import reason
 from .workflows import Choice, Step
@@ -142,6 +143,8 @@ def _stays_stuck(run: Run) -> str:
     except registry.Unregistered:
         return ""
     left = progress.to_undo()
+    if left and progress.pivoted:
+        return "The pivot was applied: the way is forward only. Cancel the run; single steps can be compensated then."
     if not left or any(_may_move(progress.undo(step)) for step in progress.undoable()):
         return ""
     ended = (State.FAILED_TERMINAL, State.TERMINATED)
@@ -177,16 +180,32 @@ def say_compensate(run: Run) -> Say:
         return False, "Nothing was applied; there is nothing to undo. Cancel it instead."
     if not told.standing:
         return False, "Everything that was applied is undone already."
-    if _pivoted(run):
-        return False, "The pivot was applied: the way is forward only. Single steps can be compensated after the end."
-    return True, f"Undoes what was applied, newest first. {tell(told)}"
-
-
-def _pivoted(run: Run) -> bool:
     try:
-        return Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version)).pivoted
-    except registry.Unregistered:
+        progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
+    except registry.Unregistered as missing:
+        return False, f"Nothing here says how its steps are undone: {missing}."
+    if progress.pivoted:
+        return False, "The pivot was applied: the way is forward only. Single steps can be compensated after the end."
+    return True, f"Looks whether each still stands, then undoes what was applied, newest first. {tell(told)}"
+
+
+def check_they_stand(run: Run, actor: Actor) -> None:
+    """Look at each effect that is about to be undone (rule 7). Raises NotAllowed where one was taken away already."""
+    progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
+    standing = [progress.operations[step.name] for step in progress.to_undo() if step.undo is not None]
+    gone = ", ".join(operation.step for operation in standing if _taken_away(operation, actor))
+    if gone:
+        raise NotAllowed(
+            f"The provider shows that this was taken away already: {gone}. Nothing was undone. What still stands can "
+            "be compensated step by step on its own page, once the run is cancelled."
+        )
+
+
+def _taken_away(operation: Operation, actor: Actor) -> bool:
+    if registry.look_up_of(operation.provider) is None:
         return False
+    finding = reconciler.reconcile(operation.pk, actor=actor).finding
+    return finding is not None and finding.verdict is Verdict.REMOVED
 
 
 def say_choose_again(run: Run) -> Say:
@@ -229,6 +248,7 @@ def cancel(run: Run, press: Pressed, actor: Actor) -> str:
 
 def compensate(run: Run, press: Pressed, actor: Actor) -> str:
     """Have what was applied undone."""
+    check_they_stand(run, actor)
     runs.compensate(run.pk, actor=actor, version=press.version, reason=press.reason)
     return "What was applied is being undone, newest first."
 

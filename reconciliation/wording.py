@@ -225,6 +225,7 @@ REASONS: dict[str, str] = {
     "new_intent": "recorded as a new intent",
     "walks_back": "a step failed for good; what was applied before it is undone",
     "undo_waits": "an undo waits for its due time or for an answer",
+    "pivot_applied": "the pivot was applied after all, and the way is forward only; nothing more is undone",
     "undo_awaits_approval": "an undo waits for a person's consent",
     "undo_incomplete": "an undo is stuck; a person must finish it",
     "all_undone": "each applied step is undone or vouched for",

@@ -16,9 +16,10 @@ from reconciliation import actions, consent, jobs, limits, registry, runs, sweep
 from reconciliation.actions import Verdict
 from reconciliation.actors import Actor, Permission
 from reconciliation.models import Approval, Job, Limit, Operation, Run
+from reconciliation.providers.base import Verdict as Finding
 from reconciliation.states import ApprovalState, RunState, State
 from tests import timetable
-from tests.scripted import applied, clerk_, found, row
+from tests.scripted import applied, clerk_, found, row, saw
 from tests.test_approvals import ANN, BECAUSE, CLEO, ROOT, do, press
 from tests.test_limits import perform, put
 from tests.test_sagas import DOWN, REFUSED, settle, start
@@ -342,6 +343,19 @@ def test_a_whole_run_is_undone_by_hand_only_if_two_people_agree(guarded, clock):
     run.refresh_from_db()
     assert run.state == RunState.COMPENSATED
     assert both_are_told(str(run.subject), "compensation_asked")
+
+
+def test_what_was_taken_away_before_the_second_person_agreed_is_not_undone(guarded, clock):
+    run = stopped_run(guarded, clock)
+    do(run, "compensate_run", ANN)
+    guarded.sees(saw(Finding.REMOVED))
+    sent = len(guarded.calls)
+    answer = press("approve", asked_about(run), CLEO)
+    assert "taken away already: reserve" in answer.message
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, len(guarded.calls)) == (RunState.CANCELLED, sent)
+    assert asked_about(run).state == ApprovalState.SUPERSEDED
 
 
 def test_a_whole_run_needs_what_each_of_its_actions_asks_of_a_person(guarded, clock):

@@ -12,11 +12,12 @@ import pytest
 from audit.models import Entry
 from console import sagas as sagas_page
 from console.sagas import saga
-from reconciliation import executor, leases, limits, sweeping, transition
+from reconciliation import executor, leases, limits, registry, sweeping, transition
 from reconciliation.models import Approval, Limit, Operation, Run
+from reconciliation.providers.base import Verdict
 from reconciliation.states import ApprovalState, RunState, State
 from tests import saga_workflows as flows
-from tests.scripted import AGENT, OLGA, applied, found
+from tests.scripted import AGENT, OLGA, applied, found, saw
 from tests.test_limits import put
 from tests.test_sagas import DOWN, LOST, REFUSED, answer_by_step, press, sagas, settle, start, states  # noqa: F401 - a fixture
 
@@ -343,3 +344,74 @@ def test_what_changed_under_a_consent_is_not_asked_anew_for_a_run_that_ended(
     assert (ship.state, ship.reason_code, ship.first_sent_at) == (State.FAILED_TERMINAL, "run_ended", None)
     assert not Approval.objects.filter(state=ApprovalState.WAITING).exists()
     assert sagas.calls == []
+
+
+# Looking before a whole run is undone
+
+
+def cancelled(sagas: Any, clock: Any) -> Run:
+    """A run that was cancelled after two effects."""
+    sagas.answers(applied("r-1"), applied("c-1"), DOWN)
+    run = start("saga")
+    sweeping.sweep()
+    press(run, "cancel")
+    settle(clock)
+    return run
+
+
+def test_what_was_taken_away_at_the_provider_meanwhile_is_not_undone_once_more(sagas: Any, clock: Any) -> None:
+    run = cancelled(sagas, clock)
+    sagas.sees(saw(Verdict.REMOVED), found("r-1"))
+    sent = len(sagas.calls)
+    answer = press(run, "compensate_run")
+    assert (answer.verdict, "taken away already: charge." in answer.message) == ("refused", True)
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, len(sagas.calls)) == (RunState.CANCELLED, sent)
+
+
+def test_what_still_stands_is_looked_at_once_and_undone(sagas: Any, clock: Any) -> None:
+    run = cancelled(sagas, clock)
+    sagas.sees(found("c-1"), found("r-1"))
+    assert press(run, "compensate_run").verdict == "done"
+    assert len(sagas.look_ups) == 2
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+
+
+def test_a_run_of_a_workflow_that_is_not_known_here_is_not_set_on_its_way_back(
+    sagas: Any, clock: Any, settings: Any
+) -> None:
+    run = cancelled(sagas, clock)
+    settings.AFTERCALL_WORKFLOWS = []
+    registry.forget()
+    answer = press(run, "compensate_run")
+    assert (answer.verdict, "how its steps are undone" in answer.message) == ("refused", True)
+    run.refresh_from_db()
+    assert run.state == RunState.CANCELLED
+
+
+def test_a_run_that_walks_back_stops_when_its_pivot_turns_out_to_have_been_applied(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), LOST, DOWN)
+    run = start("saga")
+    sweeping.sweep()
+    ship = Operation.objects.get(step="ship")
+    assert press(ship, "resolve_not_applied").verdict == "done"
+    sweeping.sweep()
+    sweeping.sweep()
+    assert states()["undo:charge"] == State.FAILED_RETRYABLE
+    sagas.sees(found("s-1"))
+    sent = len(sagas.calls)
+    press(ship, "look_up")
+    for _ in range(5):
+        sweeping.sweep()
+        clock.advance(30)
+    run.refresh_from_db()
+    assert (states()["ship"], len(sagas.calls)) == (State.SUCCEEDED, sent)
+    assert (run.state, run.escalation_reason) == (RunState.COMPENSATING, "pivot_applied")
+    assert [each.text for each in saga(run).obstacles] == [
+        "The pivot was applied after all, and the way is forward only; nothing more is undone."
+    ]
+    assert press(run, "resume").verdict == "refused"
+    assert press(run, "cancel").verdict == "done"
