@@ -28,7 +28,7 @@ from .occurrences import Missed as MissedPolicy
 from .occurrences import NotASchedule, Occurrence, Overlap, Plan, SlotState
 from .providers.base import Json
 from .scrub import fault
-from .states import RUN_TERMINAL
+from .states import RUN_TERMINAL, RunState
 from .transition import TransitionRefused
 
 log = structlog.get_logger(__name__)
@@ -318,11 +318,28 @@ def _out_of_the_way(job: Job, slot: Slot) -> bool:
     """Cancel the runs before it, where the job says so. False while one of them cannot be cancelled."""
     if job.overlap != Overlap.CANCEL_PREVIOUS:
         return True
-    for run in _active(job):
+    before = list(_active(job))
+    kept = next((run for run in before if run.state == RunState.COMPENSATING or run.escalated_at is not None), None)
+    if kept is not None:
+        _wait_for_a_person(job, slot, behind=kept)
+        return False
+    for run in before:
         if not _cancelled(run, because=f"{run_id(job, slot.scheduled_for)} is due"):
             _settle(slot, reason_code="previous_not_cancelled", behind=run)
             return False
     return True
+
+
+def _wait_for_a_person(job: Job, slot: Slot, *, behind: Run) -> None:
+    """What walks back, and what a person was called for, is no schedule's to cancel: the case would be gone, and what
+    was applied would stay. Only the newest start waits for it, so that they do not all begin when it is over.
+    """
+    newer = Slot.objects.filter(job=job, state=SlotState.DUE, manual=False, scheduled_for__gt=slot.scheduled_for)
+    if slot.manual or not newer.exists():
+        _settle(slot, reason_code="previous_needs_person", behind=behind)
+        return
+    _settle(slot, state=SlotState.SKIPPED_OVERLAP, reason_code="previous_needs_person", behind=behind)
+    record(job, slot, actor=BEAT)
 
 
 def _cancelled(run: Run, *, because: str) -> bool:

@@ -256,6 +256,7 @@ REASONS: dict[str, str] = {
     "previous_still_runs": "the run before it still went on",
     "one_waits_already": "the run before it still went on, and another one waited already",
     "waits_for_previous": "waited for the run before it",
+    "previous_needs_person": "the run before it walks back or waits for a person; the schedule does not cancel that",
     "previous_not_cancelled": "waits: the run before it could not be cancelled yet",
     "gap_of_clock_change": "that local time did not exist: the clock was put forward",
     "local_time_ran_already": "that local time has had its run; the zone data moved it",

@@ -15,7 +15,7 @@ from audit.models import Entry
 from reconciliation import jobs, occurrences, registry, runs, schedules, tasks
 from reconciliation.models import Job, Run, Slot
 from reconciliation.states import RunState
-from tests import timetable
+from tests import cast, timetable
 from tests.timetable import OLGA, edit, job, slots, tick, told, work
 
 
@@ -282,6 +282,29 @@ def test_cancel_previous_waits_and_says_so_while_the_other_cannot_be_cancelled(o
     timetable.end(run)
     tick()
     assert slots(minutely)[-1].state == "started"
+
+
+@pytest.mark.parametrize("stands", ["walks back", "is marked"])
+def test_cancel_previous_leaves_a_run_alone_that_walks_back_or_waits_for_a_person(office, clock, stands):
+    minutely, run = going_on(clock, overlap="cancel_previous")
+    if stands == "walks back":
+        cast.run_stands(run, RunState.COMPENSATING)
+    else:
+        cast.run_stands(run, None, escalated_at=clock.now(), escalation_reason="step_terminated")
+    before = Run.objects.values().get()
+    for minute in (1, 2, 3):
+        clock.set(utc(f"2026-06-10T08:0{minute}:01"))
+        tick()
+    assert Run.objects.values().get() == before
+    assert [(slot.state, slot.reason_code, slot.behind) for slot in slots(minutely)[1:]] == [
+        ("skipped_overlap", "previous_needs_person", run),
+        ("skipped_overlap", "previous_needs_person", run),
+        ("due", "previous_needs_person", run),
+    ]
+    run.refresh_from_db()
+    runs.cancel(run.pk, actor=OLGA, version=run.version, reason="It is dealt with.")
+    tick()
+    assert [slot.state for slot in slots(minutely)[1:]] == ["skipped_overlap", "skipped_overlap", "started"]
 
 
 def test_a_run_beyond_its_maximum_time_waits_for_a_person(office, clock):
