@@ -51,6 +51,7 @@ class Run(models.Model):
     workflow_type = models.CharField(max_length=200)
     workflow_id = models.CharField(max_length=200)
     workflow_version = models.IntegerField()
+    workflow_digest = models.CharField(max_length=64, default="")  # of the declaration at the start; empty: not checked
     business_object = models.CharField(max_length=200)
     state = models.CharField(max_length=24)
     version = models.IntegerField(default=1)

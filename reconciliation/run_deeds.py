@@ -98,10 +98,19 @@ def say_resume(run: Run) -> Say:
         return False, "The run has ended."
     if run.escalated_at is None:
         return False, "Automation has not stopped with this run."
+    if _edited(run):
+        return False, f"It would stop again at once: {reason('workflow_changed')}. Put that declaration back first."
     again = _stays_stuck(run) if run.state == RunState.COMPENSATING else _stops_again(run)
     if again:
         return False, again
     return True, "Clears the mark: automation goes on from the first step that is not settled."
+
+
+def _edited(run: Run) -> bool:
+    try:
+        return runs.changed(run, registry.workflow(run.workflow_type, run.workflow_version))
+    except registry.Unregistered:
+        return False  # left to a deployment that knows it
 
 
 def _stops_again(run: Run) -> str:

@@ -95,6 +95,7 @@ def _row(workflow: Workflow, *, tenant: str, workflow_id: str, input: Json) -> d
         "workflow_type": workflow.name,
         "workflow_id": workflow_id,
         "workflow_version": workflow.version,
+        "workflow_digest": workflow.digest,
         "business_object": str(business_object),
         "lock": str(_declared(workflow.lock, input, what="the lock")) if workflow.lock else "",
         "input_shown": shown,
@@ -160,10 +161,20 @@ def advance(pk: int, *, actor: Actor = SYSTEM) -> Run:
     except TransitionRefused:
         return run
     try:
-        (compensation.walk_back if undoing else _walk)(run, workflow, lease)
+        if changed(run, workflow):
+            back = RunState.COMPENSATING if undoing else RunState.PENDING
+            leases.stop(run, lease, step="", reason="workflow_changed", to=back)
+        else:
+            (compensation.walk_back if undoing else _walk)(run, workflow, lease)
     except TransitionRefused as refusal:  # fenced: another holder goes on from what is settled
         log.info("run_lost", run=pk, verdict=refusal.verdict)
     return Run.objects.get(pk=pk)
+
+
+def changed(run: Run, workflow: Workflow) -> bool:
+    """Whether the declaration was edited under its version since the run began: a step that is gone would not be done,
+    and nobody would know. Runs from before declarations had a digest are not checked."""
+    return run.workflow_digest not in ("", workflow.digest)
 
 
 def _woken(run: Run) -> bool:

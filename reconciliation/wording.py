@@ -136,6 +136,7 @@ REASONS: dict[str, str] = {
     "no_handler": "this deployment has no handler for it",
     "seen_after_all": "seen at the provider although it was called not applied",
     "reported_applied": "a late report says that it was applied",
+    "workflow_changed": "its workflow is not declared any more as it was when the run began, under the same version",
     "request_unreadable": "its request cannot be opened with the keys configured here",
     "newer_sent": "a newer operation on the same object was sent",
     "older_version_open": "an older version of this intent is in flight or unknown",

@@ -6,10 +6,13 @@ declaration is found at start, not in the middle of somebody's money.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 from .policy import RetryPolicy
@@ -101,7 +104,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Workflow:
-    """A named, versioned declaration. A run keeps the version with which it began."""
+    """A named, versioned declaration. A run keeps the version with which it began, and stops where that was edited."""
 
     name: str
     steps: tuple[Step | Choice, ...]
@@ -126,6 +129,16 @@ class Workflow:
     def pivot(self) -> Step | None:
         """The step after which the way is forward only."""
         return next((step for step in self.effects if step.kind is StepKind.PIVOT), None)
+
+    @cached_property
+    def digest(self) -> str:
+        """What this version says of its steps, their order and their undos, as a hash.
+
+        A run keeps the digest with which it began: an edit that forgot to raise the version is noticed by it. What a
+        function makes of the facts is not in it; a request that changed is refused by its fingerprint.
+        """
+        told = [(step.name, self.needs(step), _data(step)) for step in self.steps]
+        return sha256(json.dumps(told).encode()).hexdigest()
 
     def needs(self, step: Step | Choice) -> tuple[str, ...]:
         """Which steps must have succeeded before `step` may start."""
@@ -169,6 +182,13 @@ class Workflow:
         for step in self.effects:
             if step.cannot_undo:
                 yield step.name, step.cannot_undo
+
+
+def _data(step: Step | Choice) -> list[Any]:
+    if isinstance(step, Choice):
+        return ["choice"]
+    undo = step.undo and (step.undo.provider or step.provider, step.undo.action, step.undo.after)
+    return [step.kind, step.provider, step.action, undo]
 
 
 def _missing(name: str) -> Step:

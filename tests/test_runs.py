@@ -1,14 +1,30 @@
 """Runs, the forward path: start, advance, stop where a step is not known, wake, go on."""
 
+from dataclasses import replace
+
 import pytest
 
 from audit.models import Entry
-from reconciliation import executor, leases, reconciler, registry, retrying, run_deeds, runs, sweeping, transition
+from reconciliation import (
+    actions,
+    executor,
+    leases,
+    reconciler,
+    registry,
+    retrying,
+    run_deeds,
+    runs,
+    sweeping,
+    transition,
+)
 from reconciliation.executor import Held, perform
 from reconciliation.keys import InvalidField
 from reconciliation.models import Operation, Run
+from reconciliation.policy import RetryPolicy
 from reconciliation.providers.base import OutcomeUnknown, OwnFault, Rejected, Unavailable
 from reconciliation.states import RunState, State
+from reconciliation.workflows import StepKind, Undo
+from tests import scripted_workflows
 from tests.ledger import changes_without_audit
 from tests.scripted import AGENT, OLGA, applied, cannot_tell, found, order
 from tests.test_executor import stop
@@ -460,3 +476,55 @@ def test_a_database_that_is_away_stops_a_run_without_a_verdict(versions, clerk, 
         runs.advance(run.pk)
     assert run_now(run).state == "running"
     assert run_now(run).due_at is not None
+
+
+# A declaration that was edited under its version
+
+
+def edited(monkeypatch):
+    monkeypatch.setattr(
+        scripted_workflows, "first", replace(scripted_workflows.first, steps=(scripted_workflows.LABEL,))
+    )
+    registry.forget()
+
+
+def test_a_run_whose_declaration_lost_a_step_stops_instead_of_ending_as_verified(versions, clerk, monkeypatch):
+    clerk.answers(label, DOWN)
+    run = runs.advance(started().pk)
+    edited(monkeypatch)
+    run = runs.advance(run.pk)
+    assert (run.state, run.escalation_reason, len(clerk.calls)) == (RunState.PENDING, "workflow_changed", 2)
+    (resume,) = [each for each in actions.previews(run, actor=OLGA) if each.action == "resume"]
+    assert not resume.allowed
+    assert "under the same version. Put that declaration back first." in resume.why
+
+
+def test_a_run_goes_on_once_its_declaration_is_put_back(versions, clerk, monkeypatch):
+    with monkeypatch.context() as patch:
+        run = started()
+        edited(patch)
+        run = runs.advance(run.pk)
+        assert run.escalation_reason == "workflow_changed"
+    registry.forget()
+    runs.resume(run.pk, actor=OLGA, version=run.version, reason="put back")
+    assert runs.advance(run.pk).state == RunState.SUCCEEDED
+    assert len(clerk.calls) == 2
+
+
+def test_a_run_from_before_declarations_had_a_digest_is_not_checked(versions, clerk, superuser_connection):
+    run = started()
+    superuser_connection.execute("UPDATE reconciliation_run SET workflow_digest = '' WHERE id = %s", [run.pk])
+    assert runs.advance(run.pk).state == RunState.SUCCEEDED
+
+
+def test_the_digest_follows_what_decides_the_way_of_a_run_and_nothing_else():
+    whole = scripted_workflows.second
+    label, *others = whole.steps
+    for changed in (
+        replace(label, action="natural"), replace(label, name="tag"), replace(label, kind=StepKind.RETRYABLE),
+        replace(label, undo=Undo(action="keyed", request=scripted_workflows.void_of)),
+    ):  # fmt: skip
+        assert replace(whole, steps=(changed, *others)).digest != whole.digest
+    assert replace(whole, steps=(label, replace(others[0], after=()), *others[1:])).digest != whole.digest
+    plain = replace(label, after=(), cannot_undo="said otherwise", request=lambda facts: {}, retry=RetryPolicy())
+    assert replace(whole, steps=(plain, *others)).digest == whole.digest

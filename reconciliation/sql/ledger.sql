@@ -744,7 +744,7 @@ DECLARE
     v_lineage bytea;
     v_blank CONSTANT jsonb := '{"version": 1, "generation": 0, "lease_owner": "", "waiting_for": "",
         "escalation_reason": "", "reason_code": "", "lock": "", "lock_held": false, "waived": [], "replans": 0, "voided": [],
-        "input_shown": "{}", "input_sealed": "", "requested_by": "", "owners": [],
+        "input_shown": "{}", "input_sealed": "", "requested_by": "", "owners": [], "workflow_digest": "",
         "on_behalf_of": ""}';
 BEGIN
     IF NOT EXISTS (SELECT 1 FROM reconciliation_move m
