@@ -264,8 +264,12 @@ _OPERATION_ACTIONS = (
 
 
 def _ask_which_undo(run: Run) -> tuple[Input, ...]:
-    steps = tuple((name, name) for name in agreed.waivable(run))
+    steps = tuple((name, _waived_how(run, name)) for name in agreed.waivable(run))
     return (Input(name="step", label="Undone by hand", required=True, choices=steps),)
+
+
+def _waived_how(run: Run, step: str) -> str:
+    return f"{step}: cannot be undone, accepted that it stands" if agreed.lasts(run, step) else step
 
 
 _RUN_ACTIONS = (
@@ -275,7 +279,7 @@ _RUN_ACTIONS = (
     _Action("choose_again", "Ask for a fresh decision", "Decide anew", Permission.RESUME, run_deeds.say_choose_again,
             run_deeds.choose_again),
     _Action("cancel", "Cancel the run", "Cancel the run", Permission.CANCEL, run_deeds.say_cancel, run_deeds.cancel),
-    _Action("waive_undo", "Waive an undo, done by hand", "Waive", Permission.RESOLVE, agreed.say_waive_undo,
+    _Action("waive_undo", "Waive an undo", "Waive", Permission.RESOLVE, agreed.say_waive_undo,
             agreed.waive_undo, asks=_ask_which_undo),
 )  # fmt: skip
 _DENY = _Action("deny", "Deny", "Deny", Permission.APPROVE, approvals.say_deny, approvals.deny, shortcut="d")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import TypeGuard
 
 from django.db.transaction import atomic
 
@@ -16,21 +17,27 @@ from . import consent, executor, jobs, limits, reconciler, registry, run_deeds, 
 from .actors import Actor
 from .deeds import NotAllowed, Pressed, View
 from .models import Approval, Operation, Run
-from .progress import UNDO, Progress
+from .progress import Progress
 from .providers.base import Repeat
 from .retrying import why_not_retryable
 from .second_person import (
     ACCEPT_REPEATS,
+    CHANGED,
     COMPENSATE_RUN,
     LIFT_LIMIT,
     RAISE_LIMIT,
     SEND_AGAIN,
+    STANDS,
     WAIVE_UNDO,
     ask,
+    concerned,
+    end_changed,
+    has_changed,
     open_request,
     use,
 )
 from .states import ApprovalState, RunState, State
+from .workflows import Step
 
 # Send again, accepting a duplicate
 
@@ -59,7 +66,7 @@ def say_send_again(view: View) -> tuple[bool, str]:
 
 
 def _say_asked(standing: Approval | None) -> tuple[bool, str] | None:
-    if standing is None:
+    if standing is None or has_changed(standing):
         return None
     if standing.state == ApprovalState.WAITING:
         return False, f"It is asked for already (approval {standing.pk}); another person decides."
@@ -69,9 +76,13 @@ def _say_asked(standing: Approval | None) -> tuple[bool, str] | None:
 def send_again(operation: Operation, press: Pressed, actor: Actor) -> str:
     """Ask for it, or do it where another person has agreed."""
     standing = open_request(operation, SEND_AGAIN)
-    if standing is None or standing.state == ApprovalState.WAITING:
+    if not _agreed(standing):
         return ask(operation, SEND_AGAIN, {}, version=press.version, reason=press.reason, actor=actor)
     return carry_out(standing, actor=actor)
+
+
+def _agreed(standing: Approval | None) -> TypeGuard[Approval]:
+    return standing is not None and standing.state == ApprovalState.APPROVED and not has_changed(standing)
 
 
 def _send_again(approval: Approval, actor: Actor) -> str:
@@ -110,23 +121,38 @@ def waivable(run: Run) -> list[str]:
     return [name for name, undo in undos if undo is None or undo.state != State.PENDING]
 
 
+def lasts(run: Run, step: str) -> bool:
+    """Whether the effect of this step cannot be undone by declaration: a waiver then accepts that it stands."""
+    try:
+        declared = registry.workflow(run.workflow_type, run.workflow_version).step(step)
+    except (registry.Unregistered, KeyError):
+        return False
+    return isinstance(declared, Step) and declared.undo is None
+
+
 def say_waive_undo(run: Run) -> tuple[bool, str]:
     """Whether an undo of this run can be vouched for."""
     if run.state != RunState.COMPENSATING or run.escalated_at is None:
         return False, "Only where a run walks back and is stuck can an undo be vouched for."
     if not waivable(run):
         return False, "No undo of this run waits for a person."
-    return True, "You say that it was undone by hand, and another person agrees; then the run goes on without it."
+    return True, (
+        "You say that it was undone by hand, or accept that it stands where nothing undoes it, and another person"
+        " agrees; then the run goes on without it."
+    )
 
 
 def waive_undo(run: Run, press: Pressed, actor: Actor) -> str:
     """Ask for it, or do it where another person has agreed."""
     step = str(press.inputs.get("step", ""))
     if step not in waivable(run):
-        raise NotAllowed(f"Name the step whose undo was done by hand: {', '.join(waivable(run))}.")
+        raise NotAllowed(f"Name the step whose undo is waived: {', '.join(waivable(run))}.")
     standing = open_request(run, WAIVE_UNDO, inputs={"step": step})
-    if standing is None or standing.state == ApprovalState.WAITING:
-        return ask(run, WAIVE_UNDO, {"step": step}, version=press.version, reason=press.reason, actor=actor)
+    if not _agreed(standing):
+        policy = STANDS if lasts(run, step) else ""
+        return ask(
+            run, WAIVE_UNDO, {"step": step}, version=press.version, reason=press.reason, actor=actor, policy=policy
+        )
     return carry_out(standing, actor=actor)
 
 
@@ -135,8 +161,9 @@ def _waive_undo(approval: Approval, actor: Actor) -> str:
     run, step = Run.objects.get(pk=approval.run_id), json.loads(approval.inputs)["step"]
     if step not in waivable(run):
         return f"The undo of {step} does not wait for a person any more; nothing was waived."
-    used = use(approval, run)
-    fact = actor.fact("undo_waived", reason=approval.reason, step=step, **consent.both(used))
+    undo, used = next(iter(concerned(run, WAIVE_UNDO, {"step": step})), None), use(approval, run)
+    code = "effect_accepted" if lasts(run, step) else "undo_waived"
+    fact = actor.fact(code, reason=approval.reason, step=step, **consent.both(used))
     with atomic(using=transition.ALIAS):
         transition.transition(
             run.subject,
@@ -144,24 +171,24 @@ def _waive_undo(approval: Approval, actor: Actor) -> str:
             version=run.version,
             patch={
                 "waived": sorted({*run.waived, step}), "escalated_at": None, "escalation_reason": "",
-                "reason_code": "undo_waived",
+                "reason_code": code,
             },
             after={"due_at": 0},
             guard=("not_held",),
             consent={"use": used},
             fact=fact,
         )  # fmt: skip
-        _end_undo(run, step, fact)
+        if undo is not None:
+            _end_undo(undo, fact)
+    if code == "effect_accepted":
+        return f"It is accepted by two people that {step} stands; the run goes on."
     return f"The undo of {step} is vouched for by two people; the run goes on."
 
 
-def _end_undo(run: Run, step: str, fact: Fact) -> None:
+def _end_undo(undo: Operation, fact: Fact) -> None:
     """An undo that was not applied ends with its waiver. One that may have been is left to look-ups; its version rises,
     so that what is judged of it at this moment is judged anew, by what is known now.
     """
-    undo = Operation.objects.filter(run=run, step=UNDO + step).order_by("-intent_version").first()
-    if undo is None:
-        return
     over = undo.state in (State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
     transition.transition(
         undo.subject,
@@ -196,7 +223,7 @@ def compensate_run(run: Run, press: Pressed, actor: Actor) -> str:
     if not undone_by_two(run):
         return run_deeds.compensate(run, press, actor)
     standing = open_request(run, COMPENSATE_RUN)
-    if standing is None or standing.state == ApprovalState.WAITING:
+    if not _agreed(standing):
         run_deeds.check_they_stand(run, actor)
         return ask(run, COMPENSATE_RUN, {}, version=press.version, reason=press.reason, actor=actor)
     return carry_out(standing, actor=actor)
@@ -254,6 +281,8 @@ _DEEDS: dict[str, Callable[[Approval, Actor], str]] = {
 
 def carry_out(approval: Approval, *, actor: Actor) -> str:
     """Do what was agreed to, once. Raises NotAllowed or the TransitionRefused that stood in the way."""
+    if end_changed(approval, actor):
+        return CHANGED
     try:
         return _DEEDS[approval.action](approval, actor)
     except reconciler.CannotLookUp as why:

@@ -101,6 +101,8 @@ def say_approve(view: ApprovalView) -> tuple[bool, str]:
         return False, f"It is {view.approval.state} already."
     if view.over:
         return False, "Its time is over, so it cannot be approved any more. Ask for it again."
+    if view.approval.action and second_person.has_changed(view.approval):
+        return False, "What it is about has changed since it was asked: it must be asked for again."
     if view.too_late_for_its_run:
         return False, "Its run has ended; nothing would be sent."
     lasts = duration(timedelta(seconds=view.approval.use_within))

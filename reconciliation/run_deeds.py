@@ -42,7 +42,8 @@ def account(run: Run) -> Account:
     succeeded = [o for o in forward if o.state == State.SUCCEEDED]
     applied = [o for o in succeeded if has_effect(o)]
     reversed_ = {o.undo_of_id for o in operations if o.undo_of_id is not None and o.state == State.SUCCEEDED}
-    undone = [o for o in applied if o.pk in reversed_ or o.step in run.waived]
+    lasting = {step.name for step in _effects(run) if step.undo is None}  # a waiver of these accepts that they stand
+    undone = [o for o in applied if o.pk in reversed_ or o.step in set(run.waived) - lasting]
     may_stand = {o.step for o in (*applied, *unknown) if o not in undone}
     begun = {o.step for o in forward}
     return Account(

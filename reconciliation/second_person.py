@@ -1,8 +1,9 @@
 """Presses that need a second person: asking, and what the move that follows must name. What is done is in agreed.py.
 
-The consent is bound to the subject, the action, its inputs and what is known by its fingerprint; it is used up by the
-very move that it allows. Should that move be refused at the moment of the consent, the sweep makes it as soon as it can
-be made, and whoever asked may press again, while the consent holds.
+The consent is bound to the subject, the action, its inputs and what it would change, as far as that is known. Where
+that has changed since it was asked, nobody can agree to it or use it any more. It is used up by the very move that it
+allows. Should that move be refused at the moment of the consent, the sweep makes it as soon as it can be made, and
+whoever asked may press again, while the consent holds.
 """
 
 from __future__ import annotations
@@ -11,17 +12,20 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from . import consent, keys, transition
+from . import consent, keys, run_deeds, transition
 from .actors import Actor
 from .models import Approval, Job, Limit, Operation, Run
+from .progress import UNDO
 from .providers.base import Json
-from .states import APPROVAL_OPEN
+from .states import APPROVAL_OPEN, ApprovalState
 from .wording import duration
 
 LASTS = timedelta(hours=4)  # in which a second person can agree
 USE_WITHIN = timedelta(minutes=30)  # from the consent to the deed
 SEND_AGAIN, WAIVE_UNDO, COMPENSATE_RUN = "send_again", "waive_undo", "compensate_run"
 LIFT_LIMIT, RAISE_LIMIT, ACCEPT_REPEATS = "lift_limit", "raise_limit", "accept_repeats"
+STANDS = "That an effect stands which cannot be undone is accepted by two people."
+CHANGED = "What it is about has changed since it was asked: nothing was done. Ask for it again."
 POLICIES = {
     SEND_AGAIN: "Sending again what may have been applied needs a second person who accepts a duplicate.",
     WAIVE_UNDO: "An undo that was done by hand is vouched for by two people.",
@@ -52,19 +56,54 @@ def _about(subject: Subject) -> dict[str, Subject]:
 
 
 def _fingerprint(subject: Subject, action: str, inputs: Json) -> str:
-    bound = {"subject": str(subject.subject), "of": _identity_of(subject), "inputs": inputs}
+    bound = {"subject": str(subject.subject), "of": _identity_of(subject, action, inputs), "inputs": inputs}
     return keys.fingerprint(provider="-", account="-", action=action, request=bound)
 
 
-def _identity_of(subject: Subject) -> str:
+def _identity_of(subject: Subject, action: str, inputs: Json) -> Any:
     """What must not have changed between the request and the deed."""
     if isinstance(subject, Operation):
         return subject.fingerprint
-    return subject.input_fingerprint if isinstance(subject, Run) else f"version {subject.version}"
+    if not isinstance(subject, Run):
+        return f"version {subject.version}"
+    touched = concerned(subject, action, inputs)
+    if action == WAIVE_UNDO:
+        return [[each.pk, each.version] for each in touched]
+    return [[each.pk, each.fingerprint, each.provider_operation_id] for each in touched]
 
 
-def ask(subject: Subject, action: str, inputs: Json, *, version: int, reason: str, actor: Actor) -> str:
-    """Ask for a second person's consent. The same request twice is one request."""
+def concerned(run: Run, action: str, inputs: Json) -> list[Operation]:
+    """The operations that a request about a run is about: what would be undone, or the undo that would be waived."""
+    if action == WAIVE_UNDO:
+        undos = Operation.objects.filter(run=run, step=f"{UNDO}{inputs['step']}")
+        return list(undos.order_by("-intent_version")[:1])
+    return [each for each in run_deeds.account(run).standing if each.step not in run.waived]
+
+
+def has_changed(approval: Approval) -> bool:
+    """Whether what was asked for is about something else by now: then nobody can agree to it or use it any more."""
+    subject = approval.operation or approval.run or approval.limit or approval.job
+    assert subject is not None
+    return approval.fingerprint != _fingerprint(subject, approval.action, json.loads(approval.inputs))
+
+
+def end_changed(approval: Approval, actor: Actor) -> bool:
+    """End a request that is about something else by now. Tells whether it was."""
+    if approval.state not in APPROVAL_OPEN or not has_changed(approval):
+        return False
+    transition.move_approval(approval, to=ApprovalState.SUPERSEDED, fact=actor.fact("changed_since_asked"))
+    return True
+
+
+def ask(
+    subject: Subject, action: str, inputs: Json, *, version: int, reason: str, actor: Actor, policy: str = ""
+) -> str:
+    """Ask for a second person's consent. The same request twice is one request; one about what was, before it changed,
+    ends.
+    """
+    standing = open_request(subject, action, inputs=inputs)
+    if standing is not None:
+        end_changed(standing, actor)
     pk, new = transition.open_approval(
         subject,
         version=version,
@@ -72,7 +111,7 @@ def ask(subject: Subject, action: str, inputs: Json, *, version: int, reason: st
             action=action,
             inputs=inputs,
             fingerprint=_fingerprint(subject, action, inputs),
-            policy=POLICIES[action],
+            policy=policy or POLICIES[action],
             reason=reason,
             actor=actor,
             people=consent.people(subject) if isinstance(subject, Operation | Run) else (),

@@ -182,6 +182,8 @@ REASONS: dict[str, str] = {
     "second_person_asked": "a second person was asked to agree",
     "sent_again": "sent again after a second person accepted a duplicate",
     "undo_waived": "two people vouch that the undo was done by hand",
+    "effect_accepted": "two people accept that what cannot be undone stands",
+    "changed_since_asked": "what it was about had changed since it was asked; nothing was done",
     "already_decided": "refused: somebody had decided already",
     "not_approved": "refused: nobody has agreed to it",
     "approval_used": "refused: the consent was used up",

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from reconciliation import executor
+from audit.log import Fact
+from reconciliation import executor, transition
 from reconciliation.actors import Actor
 from reconciliation.executor import Intent
 from reconciliation.keys import Identity
@@ -17,6 +18,7 @@ from reconciliation.models import Approval, Operation
 from reconciliation.workflows import Consent
 from tests import cast
 
+FACT = Fact(actor="system:tests", actor_kind="system", reason_code="looked_up")
 AGENT = Actor(id="agent:desk-2", kind="agent")
 POLICY = Consent(policy="Refunds above 500.00 need one approver.")
 
@@ -140,6 +142,21 @@ def test_what_else_was_done_for_the_same_order_is_beside_it(who):
     large()
     shown = text(cast.client(who["ap_cleo"]).get("/approvals"))
     assert "Also on 1014 State Refund 640.00 USD for order 1014 ✓ succeeded" in shown
+
+
+def test_what_was_unknown_when_it_was_asked_and_is_found_since_bears_a_flag(who, clock):
+    was = cast.operation(state="ambiguous", order="1014", amount=64_000, sent=60)
+    same = cast.operation(state="ambiguous", order="1014", amount=100, sent=60)
+    large()
+    browser = cast.client(who["ap_cleo"])
+    clock.advance(5)
+    transition.transition(same.subject, to=None, version=same.version, patch={"look_ups": 1}, fact=FACT)
+    assert "since it was asked" not in text(browser.get("/approvals"))
+    patch = {"basis": "look_up", "reason_code": "found", "due_at": None}
+    transition.transition(was.subject, to="succeeded", version=was.version, patch=patch, fact=FACT)
+    shown = text(browser.get("/approvals"))
+    assert shown.count("changed since it was asked") == 1
+    assert "Refund 640.00 USD for order 1014 changed since it was asked" in shown
 
 
 def test_ended_requests_stay_to_be_read(who, clock):

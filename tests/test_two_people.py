@@ -12,7 +12,7 @@ import pytest
 
 from audit.models import Entry
 from audit.verify import registered_heads, verify
-from reconciliation import actions, consent, jobs, limits, registry, runs, sweeping, transition
+from reconciliation import actions, approvals, consent, jobs, limits, registry, runs, sweeping, transition
 from reconciliation.actions import Verdict
 from reconciliation.actors import Actor, Permission
 from reconciliation.models import Approval, Job, Limit, Operation, Run
@@ -371,6 +371,50 @@ def test_a_run_that_walks_back_by_itself_asks_nobody(guarded, clock):
     settle(clock)
     run.refresh_from_db()
     assert (run.state, Approval.objects.count()) == (RunState.COMPENSATED, 0)
+
+
+def live_run(guarded: Any, clock: Any) -> tuple[Run, Approval]:
+    """A run that goes on while a second person thinks about undoing what it had applied when they were asked."""
+    guarded.answers(applied("r-1"), DOWN, applied("c-1"), DOWN)
+    run = start("saga")
+    sweeping.sweep()
+    assert "Asked for" in do(run, "compensate_run", ANN).message
+    clock.advance(30)
+    sweeping.sweep()
+    assert Operation.objects.get(step="charge").state == State.SUCCEEDED
+    return Run.objects.get(pk=run.pk), asked_about(run)
+
+
+def test_what_a_run_applied_after_it_was_asked_is_not_undone_with_the_rest(guarded, clock):
+    run, approval = live_run(guarded, clock)
+    shown = next(p for p in actions.previews(approval, actor=CLEO) if p.action == "approve")
+    assert (shown.allowed, "changed since it was asked" in shown.why) == (False, True)
+    assert press("approve", approval, CLEO).verdict is Verdict.REFUSED
+    run.refresh_from_db()
+    assert run.state != RunState.COMPENSATING
+    assert press("deny", approval, CLEO).verdict is Verdict.DONE
+
+
+def test_what_was_agreed_to_before_the_run_went_on_is_not_done_either(guarded, clock):
+    run, approval = live_run(guarded, clock)
+    transition.move_approval(approval, to="approved", who=[], patch={"decided_by": CLEO.id}, fact=CLEO.fact("approved"))
+    approvals.end_due(approval.pk)
+    run.refresh_from_db()
+    assert (run.state != RunState.COMPENSATING, asked_about(run).state) == (True, ApprovalState.SUPERSEDED)
+    ended = Entry.objects.filter(subject=str(approval.subject)).order_by("-seq").first()
+    assert ended is not None
+    assert ended.body["reason_code"] == "changed_since_asked"
+
+
+def test_asked_for_anew_it_is_about_what_the_run_has_applied_by_now(guarded, clock):
+    run, first = live_run(guarded, clock)
+    assert "Asked for" in do(run, "compensate_run", ANN).message
+    first.refresh_from_db()
+    later = asked_about(run)
+    assert (first.state, later.state) == (ApprovalState.SUPERSEDED, ApprovalState.WAITING)
+    assert press("approve", later, CLEO).verdict is Verdict.DONE
+    settle(clock)
+    assert {o.step for o in Operation.objects.filter(state=State.SUCCEEDED)} >= {"undo:charge", "undo:reserve"}
 
 
 def stopped_run(guarded: Any, clock: Any) -> Run:

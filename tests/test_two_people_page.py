@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import Any
 
@@ -9,11 +10,17 @@ import pytest
 
 from console import access
 from console.models import Tenant
-from reconciliation.models import Approval, Limit
+from reconciliation import runs, sweeping
+from reconciliation.models import Approval, Limit, Operation, Run
 from tests import cast
+from tests.cast import SETTER
+from tests.scripted import AGENT, applied
 from tests.test_approvals_page import decide, text
 from tests.test_limits_page import lift, stop
+from tests.test_run_page import desk, stuck  # noqa: F401 - a fixture
+from tests.test_sagas import DOWN
 from tests.test_schedules_page import form_of, job, office  # noqa: F401 - a fixture
+from tests.test_two_people import guarded  # noqa: F401 - a fixture
 
 
 @pytest.fixture
@@ -120,3 +127,64 @@ def test_a_schedule_says_that_another_person_is_asked(office, clock):  # noqa: F
     assert "no provider remembers a key for act" in page
     assert "runs every missed start from now on" in text(decide(cleo, Approval.objects.get(), "approve"))
     assert "accepted for actions without a key" in text(ann.get(f"/schedules/{daily.pk}"))
+
+
+# About a run
+
+
+def press(browser: Any, path: str, subject: Any, action: str, **inputs: str) -> Any:
+    given = {"action": action, "token": uuid.uuid4(), "version": subject.version, "reason": "as agreed", **inputs}
+    return browser.post(f"{path}/{subject.pk}/act", given, follow=True)
+
+
+@pytest.fixture
+def stopped(guarded: Any, clock: Any) -> tuple[dict[str, Any], Run]:  # noqa: F811
+    """A run of a tenant with people that was cancelled after its first step, which two people must agree to undo."""
+    guarded.answers(applied("r-1"), DOWN)
+    run = runs.start("saga", tenant="t_acme", workflow_id="w1", input={"order": "1002"}, actor=AGENT)
+    sweeping.sweep()
+    runs.cancel(run.pk, actor=SETTER, version=Run.objects.get().version, reason="stop")
+    return cast.people(), Run.objects.get()
+
+
+def test_the_approver_sees_each_effect_that_would_be_undone_with_its_amount_and_id(stopped):
+    who, run = stopped
+    assert "Asked for" in text(press(cast.client(who["op_ann"]), "/runs", run, "compensate_run"))
+    page = text(cast.client(who["ap_cleo"]).get("/approvals"))
+    assert "What would be undone Amount, provider's id State" in page
+    assert "reserve, applied 42.00 USD r-1 ✓ succeeded" in page
+    assert "changed since it was asked" not in page
+
+
+def test_what_the_run_did_since_is_flagged_and_cannot_be_agreed_to(guarded, clock):  # noqa: F811
+    who = cast.people()
+    guarded.answers(applied("r-1"), DOWN, applied("c-1"), DOWN)
+    run = runs.start("saga", tenant="t_acme", workflow_id="w1", input={"order": "1002"}, actor=AGENT)
+    sweeping.sweep()
+    root, cleo = cast.client(who["op_ann"]), cast.client(who["ap_cleo"])
+    press(root, "/runs", Run.objects.get(), "compensate_run")
+    clock.advance(30)
+    sweeping.sweep()
+    page = text(cleo.get("/approvals"))
+    assert re.search(r"charge, applied 42.00 USD c-1 ✓ succeeded changed since it was asked", page)
+    assert "It must be asked for again" in page
+    assert decide(cleo, Approval.objects.get(), "approve").status_code == 422
+    assert Run.objects.get(pk=run.pk).state != "compensating"
+
+
+def test_a_waiver_shows_what_was_applied_and_how_its_undo_stands(desk, clock):  # noqa: F811
+    run = stuck(desk, clock)
+    who = cast.people()
+    assert "Asked for" in text(
+        press(cast.client(who["op_ann"]), "/runs", run, "waive_undo", input_step="schedule_pickup")
+    )
+    browser = cast.client(who["ap_cleo"])
+    page = text(browser.get("/approvals"))
+    assert "Accept that the undo of schedule_pickup was done by hand" in page
+    assert re.search(r"schedule_pickup, applied pu_\w+ ✓ succeeded", page)
+    assert "undo:schedule_pickup, its undo ✕ failed the provider found the request malformed" in page
+    undo = Operation.objects.get(step="undo:schedule_pickup")
+    press(cast.client(who["op_bob"]), "/operations", undo, "new_intent")
+    page = text(browser.get("/approvals"))
+    assert "What it is about has changed since it was asked. It must be asked for again." in page
+    assert decide(browser, Approval.objects.get(), "approve").status_code == 422

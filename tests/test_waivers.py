@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from audit.models import Entry
 from reconciliation import actions, intents, registry, transition
 from reconciliation.actions import Verdict
 from reconciliation.models import Approval, Operation, Run
 from reconciliation.providers.base import OutcomeUnknown
-from reconciliation.states import RunState, State
+from reconciliation.states import ApprovalState, RunState, State
 from reconciliation.workflows import Step, Undo, Workflow
 from tests import saga_workflows as flows
 from tests.scripted import absent, applied, found, row
@@ -19,6 +21,7 @@ from tests.test_reconcile import report
 from tests.test_sagas import DOWN, REFUSED, settle, start
 
 LOST = OutcomeUnknown("no answer came")
+BOB = replace(ROOT, id="person:2", name="op_bob")
 
 
 def _reversed_by(action: str, *, provider: str = "clerk") -> Workflow:
@@ -32,7 +35,8 @@ LISTED, BLIND, KEYED = _reversed_by("lookup"), _reversed_by("none", provider="bl
 
 @pytest.fixture
 def sagas(clerk: Any, settings: Any) -> Any:
-    settings.AFTERCALL_WORKFLOWS = [f"tests.test_waivers.{name}" for name in ("LISTED", "BLIND", "KEYED")]
+    own = [f"tests.test_waivers.{name}" for name in ("LISTED", "BLIND", "KEYED")]
+    settings.AFTERCALL_WORKFLOWS = [*own, "tests.saga_workflows.LASTING"]
     registry.forget()
     return clerk
 
@@ -147,6 +151,42 @@ def test_a_waived_undo_that_a_person_calls_not_applied_is_over(sagas, clock):
     assert row(undo.pk).state == State.AMBIGUOUS
     assert do(undo, "resolve_not_applied", ANN).verdict is Verdict.DONE
     assert (row(undo.pk).state, row(undo.pk).escalated_at) == (State.FAILED_TERMINAL, None)
+
+
+def test_a_waiver_is_of_the_undo_that_was_shown_and_not_of_a_later_one(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_blind_none", REFUSED)
+    assert undo.state == State.FAILED_TERMINAL
+    do(run, "waive_undo", ANN, step="reserve")
+    sagas.answers(LOST)
+    assert do(undo, "new_intent", BOB).verdict is Verdict.DONE
+    settle(clock)
+    assert Operation.objects.get(step="undo:reserve", intent_version=2).state == State.AMBIGUOUS
+    request = Approval.objects.get(action="waive_undo")
+    answer = press("approve", request, CLEO)
+    assert (answer.verdict, "changed since it was asked" in answer.message) == (Verdict.REFUSED, True)
+    run.refresh_from_db()
+    assert run.waived == []
+    do(run, "waive_undo", ANN, step="reserve")
+    request.refresh_from_db()
+    assert request.state == ApprovalState.SUPERSEDED
+    assert press("approve", Approval.objects.latest("id"), CLEO).verdict is Verdict.DONE
+
+
+def test_an_effect_that_cannot_be_undone_is_accepted_to_stand_and_nobody_says_undone_by_hand(sagas, clock):
+    sagas.answers(applied("s-1"), REFUSED)
+    run = start("lasting")
+    settle(clock)
+    shown = next(p for p in actions.previews(Run.objects.get(), actor=ANN) if p.action == "waive_undo")
+    assert shown.inputs[0].choices == (("stamp", "stamp: cannot be undone, accepted that it stands"),)
+    do(run, "waive_undo", ANN, step="stamp")
+    request = Approval.objects.get()
+    assert request.policy == "That an effect stands which cannot be undone is accepted by two people."
+    answer = press("approve", request, CLEO)
+    assert "accepted by two people that stamp stands" in answer.message
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    assert Entry.objects.filter(subject=str(run.subject), reason_code="effect_accepted").count() == 1
 
 
 def test_the_database_itself_sends_no_waived_undo(sagas, clock):

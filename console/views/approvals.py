@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db.models import Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils import timezone
@@ -21,9 +21,9 @@ from console import access, live, pressing
 from console.ledger import spec_of
 from console.live import signed_in
 from console.stories import Moment, decided_moment
-from reconciliation import consent, keyless, sealing, second_person, wording
+from reconciliation import agreed, consent, keyless, sealing, second_person, wording
 from reconciliation.actions import Actor, Permission
-from reconciliation.models import Approval, Operation
+from reconciliation.models import Approval, Operation, Run
 from reconciliation.states import APPROVAL_OPEN, ApprovalState
 from reconciliation.transition import database_now
 
@@ -175,6 +175,8 @@ def told(approval: Approval) -> tuple[str, str]:
     about = _about(approval)
     if approval.action == second_person.WAIVE_UNDO:
         step = json.loads(approval.inputs).get("step", "?")
+        if approval.run is not None and agreed.lasts(approval.run, step):
+            return f"Accept that {step} stands, which cannot be undone", about
         return f"Accept that the undo of {step} was done by hand", about
     return (ASKED[approval.action], about) if approval.action else (about, "")
 
@@ -254,6 +256,19 @@ class Rests:
         return self.before is not None and self.before != self.now
 
 
+@dataclass(frozen=True)
+class Touched:
+    """One operation that a request about a run is about."""
+
+    operation: Operation
+    title: str
+    part: str
+    amount: str
+    label: wording.Label
+    why: str
+    changed: bool  # since it was asked
+
+
 def _facts(found: Approval, actor: Actor) -> dict[str, Any]:
     operation, now = found.operation, database_now()
     run = found.run or (operation.run if operation else None)
@@ -277,7 +292,10 @@ def _facts(found: Approval, actor: Actor) -> dict[str, Any]:
         "rests": _rests(found),
         "change": _change(found) if found.state == ApprovalState.WAITING else None,
         "again": found.replaces is not None,
-        "others": _others(operation),
+        "others": _others(found),
+        "touched": _touched(found),
+        "touched_head": TOUCHED.get(found.action, ""),
+        "moved_on": bool(found.action) and found.state in APPROVAL_OPEN and second_person.has_changed(found),
         "moments": _moments(found, actor),
         "panel": pressing.panel(found, actor=actor),
         "act_url": reverse("approval_act", args=[found.pk]),
@@ -331,13 +349,58 @@ def _shown(approval: Approval) -> dict[str, str]:
     return told
 
 
-def _others(operation: Operation | None) -> list[tuple[Operation, str, wording.Label]]:
-    """What else was done or is open for the same thing: a second refund stands out here."""
+def _others(found: Approval) -> list[tuple[Operation, str, wording.Label, bool]]:
+    """What else was done or is open for the same thing, and whether that changed since it was asked: a second refund
+    stands out here.
+    """
+    operation = found.operation
     if operation is None:
         return []
     same = Operation.objects.filter(tenant=operation.tenant, business_object=operation.business_object)
-    rows = same.exclude(pk=operation.pk).order_by("-id")[:8]
-    return [(row, wording.headline(row, spec_of(row)), _label(row)) for row in rows]
+    rows = list(same.exclude(pk=operation.pk).order_by("-id")[:8])
+    since = _changed_since(found, rows)
+    return [(row, wording.headline(row, spec_of(row)), _label(row), row.pk in since) for row in rows]
+
+
+def _changed_since(found: Approval, rows: Iterable[Operation]) -> set[int]:
+    """Which of these are in another state than when it was asked. A look-up that told nothing is no change."""
+    subjects = {str(row.subject): row.pk for row in rows}
+    moves = Entry.objects.filter(subject__in=list(subjects), event="transition", at__gt=found.created_at)
+    moved = moves.exclude(from_state=F("to_state")).values_list("subject", flat=True)
+    return {subjects[subject] for subject in moved}
+
+
+TOUCHED = {second_person.COMPENSATE_RUN: "What would be undone", second_person.WAIVE_UNDO: "What would be waived"}
+
+
+def _touched(found: Approval) -> list[Touched]:
+    """The exact effects that a request about a run is about, as they stand now."""
+    run, inputs = found.run, json.loads(found.inputs)
+    if run is None:
+        return []
+    rows = [(each, _part(run, each)) for each in second_person.concerned(run, found.action, inputs)]
+    if found.action == second_person.WAIVE_UNDO:
+        done = Operation.objects.filter(run=run, step=inputs["step"]).order_by("-intent_version")[:1]
+        rows = [*((each, "applied") for each in done), *((each, "its undo") for each, _ in rows)]
+    since = _changed_since(found, (each for each, _ in rows))
+    return [_touch(each, part, changed=each.pk in since) for each, part in rows]
+
+
+def _part(run: Run, operation: Operation) -> str:
+    return "cannot be undone" if agreed.lasts(run, operation.step) else "applied"
+
+
+def _touch(operation: Operation, part: str, *, changed: bool) -> Touched:
+    counted = operation.amount_minor is not None
+    return Touched(
+        operation=operation,
+        title=wording.headline(operation, spec_of(operation)),
+        part=part,
+        amount=wording.money(operation.amount_minor or 0, operation.currency) if counted else "",
+        label=_label(operation),
+        why=wording.reason(operation.escalation_reason or operation.reason_code) if part == "its undo" else "",
+        changed=changed,
+    )
 
 
 def _label(row: Operation) -> wording.Label:

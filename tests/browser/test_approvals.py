@@ -10,10 +10,12 @@ from playwright.sync_api import expect
 
 from audit.models import Entry
 from reconciliation import sweeping
-from reconciliation.models import Approval, Operation
+from reconciliation.models import Approval, Operation, Run
 from reconciliation.workflows import Consent
 from tests import cast
 from tests.test_approvals_page import large
+from tests.test_two_people import guarded  # noqa: F401 - a fixture
+from tests.test_two_people_page import press, stopped  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.browser
 SOON = 12_000
@@ -136,3 +138,24 @@ def test_the_page_has_no_barrier_and_never_scrolls_sideways(who, till, signed_in
     assert [f"{v['id']}: {v['nodes'][0]['html'][:160]}" for v in Axe().run(page).response["violations"]] == []
     page.set_viewport_size({"width": 360, "height": 700})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_request_about_a_run_shows_what_would_be_undone_on_every_screen(
+    stopped, signed_in, live_server, scheme,  # noqa: F811
+):  # fmt: skip
+    who, run = stopped
+    press(cast.client(who["op_ann"]), "/runs", run, "compensate_run")
+    page = signed_in(who["ap_cleo"])
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 1360, "height": 900})
+    page.goto(f"{live_server.url}/approvals")
+    expect(page.get_by_role("columnheader", name="What would be undone")).to_be_visible()
+    expect(page.get_by_role("cell", name="42.00 USD r-1")).to_be_visible()
+    assert [v["id"] for v in Axe().run(page).response["violations"]] == []
+    page.set_viewport_size({"width": 360, "height": 700})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    expect(page.get_by_role("cell", name="42.00 USD r-1")).to_be_visible()
+    says(page, "a", "Nothing of it is needed.")
+    page.get_by_text("What was applied is being undone").wait_for()
+    assert Run.objects.get().state == "compensating"
