@@ -35,6 +35,23 @@ MUTATIONS = (
          "tests/test_reconcile.py::test_a_move_meanwhile_keeps_what_the_look_up_saw"),
     ),
     Mutation(
+        "compare-and-set of runs", "ledger_move_run",
+        "WHEN p_version IS NOT NULL AND v_old.version <> p_version THEN 'stale_version'", "",
+        ("tests/test_runs.py::test_resuming_on_an_old_version_is_refused",),
+    ),
+    Mutation(
+        "compare-and-set of approvals", "ledger_move_approval", "WHEN v_old.version <> p_version THEN 'stale_version'", "",
+        ("tests/test_approvals.py::test_a_decision_names_the_version_on_which_it_rests",),
+    ),
+    Mutation(
+        "approval re-check of two people", "ledger_unusable",
+        "WHEN a.id IS NULL OR a.state IN ('waiting', 'denied', 'withdrawn', 'superseded') THEN 'not_approved'",
+        "WHEN true THEN NULL",
+        ("tests/test_approvals.py::test_the_database_refuses_a_consent_that_was_given_to_something_else",
+         "tests/test_approvals.py::test_the_database_refuses_other_inputs_a_consent_that_is_late_and_one_that_is_used",
+         "tests/test_two_people.py::test_the_database_itself_refuses_a_consent_that_was_given_to_another_limit"),
+    ),
+    Mutation(
         "fence", "ledger_move_operation",
         "(v_old.state <> 'pending' OR v_old.generation <> p_generation)\n            THEN", "false\n            THEN",
         ("tests/test_freeze.py::test_every_write_of_an_old_generation_is_refused",),

@@ -12,7 +12,8 @@ from tests.database import TestDatabase
 NAMES = {
     "compare-and-set", "fence", "approval re-check", "retention check", "settle time", "four-eyes", "run lock at claim",
     "send-by", "restore fence", "replay window", "a clock set back", "fence of a local effect",
-    "commit with its settlement", "one operation a message",
+    "commit with its settlement", "one operation a message", "compare-and-set of runs", "compare-and-set of approvals",
+    "approval re-check of two people",
 }  # fmt: skip
 
 
