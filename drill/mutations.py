@@ -40,7 +40,8 @@ MUTATIONS = (
         ("tests/test_runs.py::test_resuming_on_an_old_version_is_refused",),
     ),
     Mutation(
-        "compare-and-set of approvals", "ledger_move_approval", "WHEN v_old.version <> p_version THEN 'stale_version'", "",
+        "compare-and-set of approvals", "ledger_move_approval",
+        "WHEN v_old.version <> p_version THEN 'stale_version'", "",
         ("tests/test_approvals.py::test_a_decision_names_the_version_on_which_it_rests",),
     ),
     Mutation(
