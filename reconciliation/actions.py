@@ -184,8 +184,15 @@ def _say_terminate(view: View) -> Say:
     if view.operation.state == State.PENDING:
         return False, "An attempt is in flight; wait for its answer or for the end of its lease."
     if view.operation.state == State.AMBIGUOUS:
-        return True, "Stops here. Its outcome stays unknown on record, and its run stops with it."
+        return True, f"Stops here. Its outcome stays unknown on record, and its run stops with it.{_keeps_lock(view)}"
     return True, "Stops here. Nothing more is sent; no attempt was applied."
+
+
+def _keeps_lock(view: View) -> str:
+    run = view.operation.run
+    if run is None or not run.lock_held:
+        return ""
+    return f" Other runs on {run.lock} go on waiting until a look-up proves what became of it."
 
 
 def _say_withdraw(view: View) -> Say:

@@ -6,7 +6,6 @@ from typing import Any
 
 import structlog
 from django.conf import settings
-from django.db import IntegrityError
 
 from audit.log import Fact
 
@@ -21,8 +20,8 @@ from .workflows import Choice, Step, Workflow
 
 log = structlog.get_logger(__name__)
 
-# Marks that stand for those of a run's steps: when a step moves, the run goes on without being told to (ledger.sql).
-FOR_A_STEP = ("step_needs_person", "undo_incomplete")
+# With these marks a run is looked at again when one of its steps moves, without being told to (ledger.sql).
+FOR_A_STEP = ("step_needs_person", "undo_incomplete", "run_time_spent", "run_spend_cap")
 
 # How `waiting_for` begins where a run waits for no step of its own.
 LOCK = "lock: "
@@ -64,21 +63,17 @@ def take(run: Run, *, to: RunState, actor: Actor, seconds: float) -> Held:
             run.subject,
             to=to,
             version=run.version,
-            patch={"generation": run.generation + 1, "lease_owner": workers.me(), **_mark_of_a_step(run)},
+            patch={"generation": run.generation + 1, "lease_owner": workers.me(), **_looked_at_again(run)},
             after={"lease_until": seconds, "due_at": seconds},
             guard=("not_held",),
             fact=actor.fact("taken", generation=run.generation + 1),
         )
-    except IntegrityError as clash:  # two runs reached for one lock at the same moment
-        if "run_lock_held_once" not in str(clash):
-            raise
-        raise transition.LockHeld(kind=Kind.RUN, pk=run.pk, source=run.state, target=to) from clash
     except (transition.NotInTable, transition.LeaseLive, transition.StaleVersion) as refusal:
         raise transition.RunNotHeld(kind=Kind.RUN, pk=run.pk, source=refusal.source, target=to) from None
     return Held(run_id=run.pk, generation=run.generation + 1)
 
 
-def _mark_of_a_step(run: Run) -> dict[str, Any]:
+def _looked_at_again(run: Run) -> dict[str, Any]:
     return transition.unmarked(run) if run.escalation_reason in FOR_A_STEP else {}
 
 

@@ -429,10 +429,11 @@ def _observed(evidence: Evidence, actor: Actor) -> Observed:
 def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed) -> LookedUp:
     """A look-up of a settled operation is evidence; only a sighting of what we called absent moves it, loudly."""
     operation, finding = evidence.operation, evidence.finding
-    if operation.state not in CALLED_ABSENT or (finding.verdict not in SIGHTINGS and not _doubted(operation)):
+    contradicts = operation.state in CALLED_ABSENT and (finding.verdict in SIGHTINGS or _doubted(operation))
+    judgement = _contradiction(evidence) if contradicts else _given_up_and_absent(evidence)
+    if judgement is None:
         transition.note(operation.subject, [observed])
         return LookedUp(operation=operation, finding=finding, judgement=None, moved=False)
-    judgement = _contradiction(evidence)
     try:
         moved = _move(evidence, judgement, actor, observed)
     except IntegrityError:
@@ -441,7 +442,8 @@ def _apply_to_known(evidence: Evidence, actor: Actor, observed: Observed) -> Loo
     except TransitionRefused:
         _keep(evidence, observed)
         raise
-    log.error("applied_after_all", operation=operation.pk, reason=judgement.reason_code)
+    if contradicts:
+        log.error("applied_after_all", operation=operation.pk, reason=judgement.reason_code)
     current = Operation.objects.get(pk=operation.pk)
     return LookedUp(operation=current, finding=finding, judgement=judgement, moved=moved)
 
@@ -456,6 +458,24 @@ def _contradiction(evidence: Evidence) -> Judgement:
     if judgement.to is not State.SUCCEEDED:
         return to_a_person(evidence, judgement.escalate or "seen_after_all")
     return _loud(judgement, "undone_twice" if evidence.operation.waived else "applied_after_all")
+
+
+def _given_up_and_absent(evidence: Evidence) -> Judgement | None:
+    """What was stopped while it was unknown stays stopped; proof that it was not applied, by the rules for all others,
+    ends its being unknown, and with that what its run still keeps for itself.
+    """
+    operation = evidence.operation
+    if operation.state != State.TERMINATED or not operation.unknown_attempts:
+        return None
+    judgement = judge(evidence)
+    if judgement.to is State.FAILED_RETRYABLE:
+        return Judgement(to=None, reason_code="absent", patch={**_counted(judgement), "unknown_attempts": []})
+    counted = _counted(judgement)
+    return Judgement(to=None, reason_code=judgement.reason_code, patch=counted) if counted else None
+
+
+def _counted(judgement: Judgement) -> Json:
+    return {name: value for name, value in judgement.patch.items() if name in ("absent_reads", "absent_read_at")}
 
 
 def _loud(judgement: Judgement, why: str = "applied_after_all") -> Judgement:

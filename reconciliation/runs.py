@@ -132,11 +132,22 @@ def holding(operation: Operation, *, held: Held | None, actor: Actor) -> Iterato
         raise transition.RunNotHeld(kind=Kind.RUN, pk=run.pk, source=run.state, target=None)
     seconds = leases.with_margin(lease_seconds(registry.spec(operation.provider, operation.action)))
     undoing = operation.undo_of_id is not None
+    if actor.kind != "person" and (_stopped(run) or (not undoing and _capped(run))):
+        raise transition.RunNotHeld(kind=Kind.RUN, pk=run.pk, source=run.state, target=RunState.RUNNING)
     lease = leases.take(run, to=RunState.COMPENSATING if undoing else RunState.RUNNING, actor=actor, seconds=seconds)
     try:
         yield lease
     finally:
         leases.give_back(run, lease, actor=actor, undoing=undoing)
+
+
+def _stopped(run: Run) -> bool:
+    return run.escalated_at is not None and not _woken(run)
+
+
+def _capped(run: Run) -> bool:
+    """Whether the run has spent what it may: only a person sends more of it."""
+    return bool(cap_reached(Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))))
 
 
 # Advancing
@@ -145,7 +156,7 @@ def holding(operation: Operation, *, held: Held | None, actor: Actor) -> Iterato
 def advance(pk: int, *, actor: Actor = SYSTEM) -> Run:
     """Walk the run as far as it goes. Does nothing where it has ended, is marked, or another holder has it."""
     run = Run.objects.get(pk=pk)
-    if run.state in RUN_TERMINAL or (run.escalated_at is not None and not _woken(run)):
+    if run.state in RUN_TERMINAL or _stopped(run):
         return run
     undoing = run.state == RunState.COMPENSATING
     try:
@@ -178,7 +189,7 @@ def changed(run: Run, workflow: Workflow) -> bool:
 
 
 def _woken(run: Run) -> bool:
-    """Whether it was marked for one of its steps, and that step has moved."""
+    """Whether a step of it has moved since it was marked, and that may be all it waits for."""
     return run.escalation_reason in leases.FOR_A_STEP and run.due_at is not None
 
 
@@ -269,7 +280,8 @@ def _settle(progress: Progress, lease: Held, *, cap: str) -> None:
     if progress.finished:
         return leases.leave(run.subject, lease, to=RunState.SUCCEEDED, reason_code="all_steps_verified")
     if cap and cap != "blocked":
-        return leases.stop(run, lease, step="", reason=cap)
+        to = RunState.UNCERTAIN if progress.unknown else RunState.PENDING
+        return leases.stop(run, lease, step="", reason=cap, to=to, versions=progress.versions)
     if progress.unknown:
         return _uncertain(progress, lease)
     stopped = progress.in_state(State.TERMINATED)
@@ -293,8 +305,19 @@ def _uncertain(progress: Progress, lease: Held) -> None:
     in_flight = {"due_at": float(settings.AFTERCALL_TAKE_AGAIN)} if watch else {}
     leases.leave(
         progress.run.subject, lease, to=RunState.UNCERTAIN, reason_code="step_unknown", waiting_for=first.step,
-        after=in_flight,
+        patch=_due(time_is_up(progress)), after=in_flight,
     )  # fmt: skip
+
+
+def _due(*moments: datetime | None) -> dict[str, str | None]:
+    first = min((moment for moment in moments if moment is not None), default=None)
+    return {"due_at": first.isoformat() if first else None}
+
+
+def time_is_up(progress: Progress) -> datetime | None:
+    """When the run will have taken as long as it may: a person is called then, whatever it waits for."""
+    longest = progress.workflow.max_elapsed
+    return progress.run.created_at + longest if longest is not None else None
 
 
 def needs_a_person(progress: Progress) -> bool:
@@ -317,7 +340,7 @@ def _wait(progress: Progress, lease: Held) -> None:
         to=RunState.AWAITING_APPROVAL if asks else RunState.PENDING,
         reason_code="step_awaits_approval" if asks else "step_waits",
         waiting_for=waiting[0].step if waiting else "",
-        patch={"due_at": due.isoformat() if due else None},
+        patch=_due(due, time_is_up(progress)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from pydantic import BaseModel, PositiveInt
@@ -100,6 +101,11 @@ DECIDED = flow(
     Choice(name="plan", choose=propose, schema=Plan, shown=("amount",), proposals=2),
     Step(name="pay", provider="clerk", action="keyed", kind=StepKind.PIVOT,
          request=lambda facts: {**order(facts), "amount": facts.results["plan"]["amount"]}),
+)  # fmt: skip
+KEPT_APART = flow("kept_apart", reversible("reserve"), lock=lambda claim: f"order:{claim['order']}")
+TIMED = flow(
+    "timed", reversible("reserve"), replace(SHIP, retry=RetryPolicy(attempts=40, intervals=(60.0,), jitter=0.0)),
+    max_elapsed=timedelta(minutes=10),
 )  # fmt: skip
 LOCKED = flow("locked", SHIP, lock=lambda claim: f"order:{claim['order']}")
 CAPPED = flow("capped", reversible("reserve"), SHIP, max_spend=100)

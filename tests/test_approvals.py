@@ -769,6 +769,17 @@ def test_a_request_for_a_second_person_expires_too(clerk, clock):
     assert row(case.pk).state == "ambiguous"
 
 
+def test_a_new_intent_that_waits_for_consent_lets_its_run_rest(waiting_run, clerk):
+    """The version before it has failed; only the newest one says whether there is something to do."""
+    run = waiting_run()
+    press("deny", Approval.objects.get(), CLEO)
+    do(Operation.objects.get(step="refund"), "new_intent", ANN)
+    for _ in range(3):
+        sweeping.sweep()
+    run.refresh_from_db()
+    assert (run.state, run.due_at) == (RunState.AWAITING_APPROVAL, None)
+
+
 def test_an_undo_done_by_hand_is_vouched_for_by_two_people_and_the_run_ends(waiting_run, clerk, clock):
     run = waiting_run()
     clerk.answers(Rejected("no", status=422))

@@ -20,7 +20,7 @@ from reconciliation.workflows import Step, Undo, Workflow
 from tests import cast
 from tests import saga_workflows as flows
 from tests.ledger import changes_without_audit
-from tests.scripted import AGENT, OLGA, absent, applied, found
+from tests.scripted import AGENT, OLGA, absent, applied, cannot_tell, found
 
 REFUSED = Rejected("no", status=402)
 DOWN = Unavailable("later", status=503)
@@ -490,6 +490,68 @@ def test_one_run_at_a_time_works_on_what_a_lock_names(sagas: Any, clock: Any) ->
     assert second.state == RunState.SUCCEEDED
 
 
+def test_an_unknown_step_that_was_stopped_keeps_the_lock_until_its_absence_is_proven(sagas: Any, clock: Any) -> None:
+    sagas.answers(LOST)
+    first = start("locked", workflow_id="w1")
+    sweeping.sweep()
+    ship = Operation.objects.get(step="ship")
+    assert "Other runs on order:1002 go on waiting" in _told(ship, "terminate")
+    press(ship, "terminate")
+    press(first, "cancel")
+    second = start("locked", workflow_id="w2")
+    sweeping.sweep()
+    second.refresh_from_db()
+    assert second.waiting_for == "lock: held by run w1"
+    sagas.sees(absent())
+    for _ in range(2):
+        clock.advance(minutes=30)
+        press(ship, "look_up")
+    ship.refresh_from_db()
+    assert (ship.state, ship.unknown_attempts) == (State.TERMINATED, [])
+    settle(clock)
+    second.refresh_from_db()
+    assert second.state == RunState.SUCCEEDED
+
+
+def test_one_step_of_an_ended_run_is_not_undone_while_another_run_has_its_lock(sagas: Any, clock: Any) -> None:
+    ended = start("kept_apart", workflow_id="w1")
+    settle(clock)
+    sagas.answers(LOST)
+    busy = start("locked", workflow_id="w2")
+    sweeping.sweep()
+    reserve = Operation.objects.get(step="reserve")
+    sagas.sees(found(reserve.provider_operation_id, order="1002", amount=4200))
+    assert "Another run works on the same thing" in press(reserve, "compensate").message
+    assert "undo:reserve" not in states()
+    sagas.sees(found("s-9", order="1002", amount=4200))
+    settle(clock)
+    busy.refresh_from_db()
+    ended.refresh_from_db()
+    assert (ended.state, busy.state) == (RunState.SUCCEEDED, RunState.SUCCEEDED)
+    sagas.sees(found(reserve.provider_operation_id, order="1002", amount=4200))
+    assert press(reserve, "compensate").verdict == "done"
+    assert states()["undo:reserve"] == State.SUCCEEDED
+    assert not Run.objects.filter(lock_held=True).exists()
+
+
+def test_an_unknown_undo_of_an_ended_run_keeps_others_from_the_same_thing(sagas: Any, clock: Any) -> None:
+    start("kept_apart", workflow_id="w1")
+    settle(clock)
+    reserve = Operation.objects.get(step="reserve")
+    sagas.sees(found(reserve.provider_operation_id, order="1002", amount=4200), cannot_tell())
+    sagas.answers(LOST)
+    press(reserve, "compensate")
+    assert states()["undo:reserve"] == State.AMBIGUOUS
+    other = start("locked", workflow_id="w2")
+    sweeping.sweep()
+    other.refresh_from_db()
+    assert other.waiting_for == "lock: held by run w1"
+    sagas.sees(found("u-1", order="1002", amount=4200))
+    settle(clock)
+    other.refresh_from_db()
+    assert other.state == RunState.SUCCEEDED
+
+
 def test_a_run_stops_for_a_person_when_it_has_spent_what_it_may(sagas: Any, clock: Any) -> None:
     sagas.answers(replace(applied("r-1"), cost=100))
     run = start("capped")
@@ -505,6 +567,30 @@ def test_branches_do_not_wait_for_each_other(sagas: Any, clock: Any) -> None:
     sweeping.sweep()
     assert sorted(states().values()) == [State.AMBIGUOUS, State.SUCCEEDED]
     assert "ship" not in states()
+
+
+def test_a_run_that_waits_for_a_look_up_beyond_its_time_is_shown_and_nothing_more_of_it_is_sent(
+    sagas: Any, clock: Any
+) -> None:
+    sagas.answers(applied("r-1"), *[LOST] * 40)
+    run = start("timed")
+    sweeping.sweep()
+    for _ in range(11):
+        clock.advance(60)
+        sweeping.sweep()
+    sent = len(sagas.calls)
+    run.refresh_from_db()
+    assert sent > 2
+    assert (run.state, run.escalation_reason) == (RunState.UNCERTAIN, "run_time_spent")
+    for _ in range(11):
+        clock.advance(60)
+        sweeping.sweep()
+    assert len(sagas.calls) == sent
+    sagas.sees(found("s-1", order="1002", amount=4200))
+    press(Operation.objects.get(step="ship"), "look_up")
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, run.escalated_at) == (RunState.SUCCEEDED, None)  # that was the last one
 
 
 # Single operations
@@ -575,6 +661,11 @@ def test_a_broken_declaration_is_a_system_check_error(sagas: Any) -> None:
     registry.forget()
     found = [error.msg for error in checks.declarations(None) if error.id != "reconciliation.E002"]
     assert {said.partition(" version")[0] for said in found} == {"Workflow ring_of_two", "Workflow ring_of_three"}
+
+
+def _told(operation: Operation, action: str) -> str:
+    previews = actions.previews(Operation.objects.get(pk=operation.pk), actor=OLGA)
+    return next(preview.why for preview in previews if preview.action == action)
 
 
 def _allowed(run: Run) -> list[tuple[str, bool]]:

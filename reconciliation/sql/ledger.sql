@@ -84,6 +84,19 @@ RETURNS boolean LANGUAGE sql IMMUTABLE SET search_path = public, pg_temp AS $$
     SELECT substr(p_step, 6) = ANY (p_run.waived);  -- after "undo:"
 $$;
 
+-- Whether no other run has to itself what this one works on. Who asks has it until the transaction ends, so that of two
+-- that reach for it at the same moment the second sees the first.
+CREATE OR REPLACE FUNCTION ledger_lock_free(p_run reconciliation_run)
+RETURNS boolean LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
+BEGIN
+    IF coalesce(p_run.lock, '') = '' OR p_run.lock_held THEN
+        RETURN true;
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtextextended('lock:' || p_run.tenant || ':' || p_run.lock, 0));
+    RETURN NOT EXISTS (SELECT 1 FROM reconciliation_run o
+                        WHERE o.tenant = p_run.tenant AND o.lock = p_run.lock AND o.lock_held);
+END $$;
+
 -- Journal alone: what was observed, where nothing is decided by it.
 CREATE OR REPLACE FUNCTION ledger_note(p_operation bigint, p_run bigint, p_entries jsonb, p_due_now boolean)
 RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
@@ -447,7 +460,11 @@ DECLARE
 BEGIN
     detail := '';
     IF v_new.run_id IS NOT NULL OR v_new.undo_of_id IS NOT NULL THEN
-        SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_new.run_id FOR SHARE;
+        IF v_new.undo_of_id IS NOT NULL AND p_run_generation IS NULL THEN
+            SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_new.run_id FOR NO KEY UPDATE;
+        ELSE
+            SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_new.run_id FOR SHARE;
+        END IF;
         IF v_new.run_id IS NOT NULL AND v_new.state = 'pending'
            AND NOT ledger_run_lets(v_run, v_new.undo_of_id IS NOT NULL, p_run_generation, NULL) THEN
             verdict := 'run_not_held';
@@ -464,8 +481,12 @@ BEGIN
             detail := v_run.state;
             RETURN;
         END IF;
-        IF v_new.undo_of_id IS NOT NULL AND ledger_waived(v_run, v_new.step) THEN
-            verdict := 'waived';
+        verdict := CASE
+            WHEN v_new.undo_of_id IS NULL THEN NULL
+            WHEN ledger_waived(v_run, v_new.step) THEN 'waived'
+            WHEN v_new.state = 'pending' AND p_run_generation IS NULL AND NOT ledger_lock_free(v_run) THEN 'lock_held'
+        END;
+        IF verdict IS NOT NULL THEN
             id := v_new.undo_of_id;
             at := aftercall_now();
             RETURN;
@@ -542,6 +563,9 @@ BEGIN
     IF p_ask IS NOT NULL THEN
         PERFORM ledger_ask(v_new.id, NULL, v_new.tenant, NULL, p_ask, v_now, p_body, p_openings);
     END IF;
+    IF v_new.undo_of_id IS NOT NULL AND v_new.state = 'pending' AND p_run_generation IS NULL AND v_run.lock <> '' THEN
+        UPDATE reconciliation_run r SET lock_held = true WHERE r.id = v_run.id;  -- as in the move below
+    END IF;
     verdict := 'moved';
     id := v_new.id;
 END $$;
@@ -615,6 +639,10 @@ BEGIN
         IF verdict IS NULL AND p_to = 'awaiting_approval' AND v_run.settled_at IS NOT NULL
            AND NOT ledger_run_lets(v_run, v_old.undo_of_id IS NOT NULL, NULL, v_old.created_at) THEN
             verdict := 'run_not_held';  -- its run has ended: nobody is asked about what is not sent any more
+        END IF;
+        IF verdict IS NULL AND p_to = 'pending' AND v_old.undo_of_id IS NOT NULL AND p_run_generation IS NULL
+           AND NOT ledger_lock_free(v_run) THEN
+            verdict := 'lock_held';
         END IF;
     END IF;
     IF verdict IS NULL AND p_to IS NOT NULL THEN
@@ -710,11 +738,16 @@ BEGIN
     IF v_run_id IS NOT NULL AND v_new.state <> 'pending'
        AND (v_new.state <> v_old.state OR (v_new.escalated_at IS NULL) <> (v_old.escalated_at IS NULL))
        AND v_run.state IN ('pending', 'uncertain', 'awaiting_approval', 'compensating')
-       AND (v_run.escalated_at IS NULL OR v_run.escalation_reason IN ('step_needs_person', 'undo_incomplete'))
+       AND (v_run.escalated_at IS NULL OR v_run.escalation_reason IN (
+           'step_needs_person', 'undo_incomplete', 'run_time_spent', 'run_spend_cap'))
        AND v_run.lease_until IS NULL THEN
-        -- The run waits for this: wake it in the same transaction, so that no wake-up can be lost. One that is marked
-        -- only for a step goes on when that step moves.
+        -- The run waits for this: wake it in the same transaction, so that no wake-up can be lost. What stopped
+        -- for a step goes on when that step moves; what spent all it may ends if that was the last one.
         UPDATE reconciliation_run r SET due_at = least(r.due_at, v_now) WHERE r.id = v_run_id;
+    END IF;
+    IF p_to = 'pending' AND v_old.undo_of_id IS NOT NULL AND p_run_generation IS NULL AND v_run.lock <> '' THEN
+        -- Its run has ended and has what it works on to itself once more, until this undo is known.
+        UPDATE reconciliation_run r SET lock_held = true WHERE r.id = v_run_id;
     END IF;
     IF v_run.lock_held AND v_run.settled_at IS NOT NULL AND NOT ledger_run_unknown(v_run_id) THEN
         -- An ended run keeps its lock while one of its operations is unknown, and no longer.
@@ -779,6 +812,20 @@ LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
         <> (SELECT coalesce(sum(o.version), 0) FROM reconciliation_operation o WHERE o.run_id = p_run));
 $$;
 
+-- Whether the step for which a run is about to wait does not stand any more as the run found it. Of a step's intents the
+-- newest counts.
+CREATE OR REPLACE FUNCTION ledger_step_moved(p_run reconciliation_run) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT coalesce((SELECT CASE
+            WHEN o.state IN ('ambiguous', 'awaiting_approval') THEN false
+            WHEN o.state = 'pending' THEN p_run.due_at IS NULL
+            WHEN o.state IN ('ready', 'failed_retryable')
+                THEN o.due_at IS NOT NULL AND (p_run.state <> 'pending' OR p_run.due_at IS NULL)
+            ELSE true END
+        FROM reconciliation_operation o WHERE o.run_id = p_run.id AND o.step = p_run.waiting_for
+        ORDER BY o.intent_version DESC LIMIT 1), false);
+$$;
+
 -- Any later move of a run. Guards: nothing_unknown (no step in flight or unknown), held (p_generation is the current one),
 -- not_held, as_read (a run that is left without a due time is looked at once more where a step moved since it was read).
 CREATE OR REPLACE FUNCTION ledger_move_run(
@@ -804,9 +851,7 @@ BEGIN
         WHEN p_to IS NOT NULL AND NOT EXISTS (SELECT 1 FROM reconciliation_move m WHERE m.kind = 'run'
             AND m.source = v_old.state AND m.target = p_to) THEN 'not_in_table'
         WHEN 'nothing_unknown' = ANY (p_guard) AND ledger_run_unknown(p_id) THEN 'step_unknown'
-        WHEN p_to IN ('running', 'compensating') AND v_old.lock <> '' AND NOT v_old.lock_held AND EXISTS (
-            SELECT 1 FROM reconciliation_run o WHERE o.tenant = v_old.tenant AND o.lock = v_old.lock AND o.lock_held)
-            THEN 'lock_held'
+        WHEN p_to IN ('running', 'compensating') AND NOT ledger_lock_free(v_old) THEN 'lock_held'
         WHEN p_consent->'use' IS NOT NULL THEN ledger_unusable(p_consent->'use', NULL, p_id, v_now)
     END;
     IF v_refused IS NOT NULL THEN
@@ -826,16 +871,13 @@ BEGIN
         v_new.lock_held := v_old.lock_held AND ledger_run_unknown(p_id);
     ELSE
         v_new.settled_at := NULL;  -- a person set an ended run going again
-        -- Two runs that reach for one lock at the same moment: the unique index refuses the second.
         v_new.lock_held := v_old.lock_held OR (v_new.lock <> '' AND v_new.state IN ('running', 'compensating'));
     END IF;
     IF v_new.settled_at IS NULL AND v_new.lease_until IS NULL AND v_new.escalated_at IS NOT NULL THEN
         -- Automation has stopped with it; unless a step moved between its reading and this, and woke nobody.
         v_new.due_at := CASE WHEN ledger_moved_since_read(p_id, p_guard) THEN v_now END;
-    ELSIF v_new.settled_at IS NULL AND v_new.due_at IS NULL AND (ledger_moved_since_read(p_id, p_guard) OR EXISTS (
-        SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_id AND o.step = v_new.waiting_for
-           AND o.state NOT IN ('ambiguous', 'awaiting_approval')
-           AND NOT (o.state IN ('ready', 'failed_retryable') AND o.due_at IS NULL))) THEN
+    ELSIF v_new.settled_at IS NULL AND coalesce(v_new.due_at > v_now, true)
+      AND (ledger_step_moved(v_new) OR v_new.due_at IS NULL AND ledger_moved_since_read(p_id, p_guard)) THEN
         -- What it is about to wait for has happened while it was still held, and woke nobody: it goes on at once.
         v_new.due_at := v_now;
     END IF;
