@@ -186,20 +186,20 @@ def _set(job: Job, terms: Terms, now: datetime) -> None:
     if anew and job.pk:
         schedules.pass_due(job, until=now, reason="terms_changed")
     job.anchor = _anchor(job if job.pk else None, terms, now)
-    for name in ("kind", "expression", "zone", "workflow", "missed", "repeats_accepted", "max_catch_up", "overlap",
-                 "start_deadline", "max_run_time"):  # fmt: skip
+    for name in ("kind", "expression", "zone", "workflow", "missed", "max_catch_up", "overlap", "start_deadline",
+                 "max_run_time"):  # fmt: skip
         setattr(job, name, getattr(terms, name))
+    job.repeats_accepted = _accepts(terms)
     if terms.input is not None or not job.pk:
         shown = registry.workflow(terms.workflow).shown
         job.input_shown, job.input_sealed = sealing.split(terms.input or {}, shown)
-    if anew or job.next_at is None:
-        job.next_at = _following(job, now) if job.enabled else None
+    if job.enabled and (anew or job.next_at is None):
+        schedules.expect_from(job, now)
 
 
-def _following(job: Job, now: datetime) -> datetime | None:
-    """Never in the past: what was not expected before is not missed now."""
-    following = schedules.plan_of(job).after(now)
-    return following.at if following else None
+def _accepts(terms: Terms) -> bool:
+    """Kept only where it needed two people, so that it does not count later for a workflow that lost its keys."""
+    return terms.repeats_accepted and terms.missed == Missed.RUN_ALL and bool(keyless.steps(terms.workflow))
 
 
 def _next(job: Job) -> str:
@@ -246,7 +246,7 @@ def repeats_agreed(job: Job, *, use: Mapping[str, Any], actor: Actor, reason: st
     """
     with transaction.atomic():
         fresh = Job.objects.select_for_update().get(pk=job.pk)
-        with suppress(NotASchedule):
+        with suppress(NotASchedule, registry.Unregistered):
             schedules.decide(fresh, transition.database_now())  # what is due is decided by the old terms first
         before = schedules.told(fresh)
         fresh.missed, fresh.repeats_accepted = Missed.RUN_ALL, True
@@ -267,8 +267,9 @@ def switch(job: Job, *, on: bool, version: int, token: UUID, actor: Actor, reaso
         def change() -> None:
             if not on:
                 schedules.pass_over(fresh, until=now, reason="job_disabled", actor=actor)
-            fresh.enabled = on
-            fresh.next_at = _following(fresh, now) if on else None
+            fresh.enabled, fresh.next_at = on, None
+            if on:
+                schedules.expect_from(fresh, now)
 
         return _write(fresh, "job_enabled" if on else "job_disabled", actor, reason, change)
 
@@ -335,16 +336,30 @@ def answer_missed(job: Job, *, slot: int, run: str, version: int, token: UUID, a
         if asked is None or run not in ("all", "latest", "none"):
             raise Refused("", "Nothing is asked about this any more.")
         if run == "latest":
-            chosen = schedules.take_latest(fresh, asked, reason="filled_by_hand")
+            chosen = schedules.take_latest(fresh, asked, reason="filled_by_hand", answered_by=actor.id)
+            schedules.record(fresh, chosen, actor=actor, reason=reason)
             if chosen.pk != asked.pk:
                 schedules.settle_asked(fresh, asked, run_all=False, actor=actor, reason=reason)
             return "The latest of them is being started, the others are not run."
-        if run == "all" and not fresh.enabled:
-            raise Refused("", "The job is off, so nothing is run in order. Switch it on first, or run the latest.")
+        if run == "all":
+            _check_run_all(fresh)
         schedules.settle_asked(fresh, asked, run_all=run == "all", actor=actor, reason=reason)
         return "They are being run in order." if run == "all" else "None of them is run."
 
     return _press(job, "answer", deed, version=version, token=token, actor=actor, reason=reason)
+
+
+def _check_run_all(job: Job) -> None:
+    if not job.enabled:
+        raise Refused("", "The job is off, so nothing is run in order. Switch it on first, or run the latest.")
+    risky = keyless.steps(job.workflow)
+    if risky and not job.repeats_accepted:
+        sentence = (
+            f"{', '.join(risky)} has no key that its provider would remember, so running every missed start may act "
+            "more often than is meant. Run the latest; or have two people accept it first, by an edit of the policy "
+            "to run all missed starts."
+        )
+        raise Refused("", sentence)
 
 
 # One press
@@ -383,7 +398,8 @@ def _done(
     try:
         with transaction.atomic():
             now = transition.database_now()
-            with suppress(NotASchedule):  # terms that name no times any more decide nothing, and can be mended
+            # Terms that name no times, or no workflow that is here, decide nothing, and can be mended.
+            with suppress(NotASchedule, registry.Unregistered):
                 schedules.decide(fresh, now)  # what is due is decided by the terms that held when it became due
             return Verdict.DONE, deed(fresh, now)
     except (Refused, NotASchedule, registry.Unregistered, InvalidField) as why:

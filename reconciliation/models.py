@@ -105,6 +105,8 @@ class Run(models.Model):
             models.Index(fields=["tenant", "-id"], name="run_newest"),
             models.Index(fields=["tenant", "business_object"], name="run_object"),
             models.Index(fields=["tenant", "-id"], condition=Q(escalated_at__isnull=False), name="run_escalated"),
+            # A cancelled run that a person has undone goes on again; the beat asks for these every second.
+            models.Index(fields=["id"], condition=Q(state=RunState.COMPENSATING), name="run_compensating"),
         ]
 
     @property
@@ -458,6 +460,9 @@ class Job(models.Model):
     max_run_time = models.DurationField(null=True)  # a run that takes longer waits for a person
     enabled = models.BooleanField(default=True)
     next_at = models.DateTimeField(null=True)  # the first occurrence that is not decided yet
+    next_local = models.CharField(max_length=120, default="")  # its wall time by the zone data that named it
+    decided_until = models.DateTimeField(null=True)  # up to here nothing is left to decide
+    looked_at = models.DateTimeField(null=True)  # by a beat; who was looked at longest ago comes first
     problem = models.CharField(max_length=64, default="")  # why its starts are not being made
     version = models.IntegerField(default=1)  # rises with every edit; every edit compares it
     zone_data = models.CharField(max_length=16)  # IANA version with which next_at was worked out
@@ -499,10 +504,13 @@ class Slot(models.Model):
     reason_code = models.CharField(max_length=64, default="")
     count = models.BigIntegerField(default=1)
     until = models.DateTimeField(null=True)  # the last of a range
+    terms = models.JSONField(null=True)  # of a range: kind, expression, zone and anchor that name its times
+    answered_by = models.CharField(max_length=120, default="")  # who said that it is to be run asks for its run
     run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="slots", db_index=False)
     behind = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="+", db_index=False)
-    window_start = models.DateTimeField()  # the occurrence before this one
+    window_start = models.DateTimeField()  # where the window before this one ended
     open = models.BooleanField(default=False)  # its run may still go on
+    counted_from = models.DateTimeField(null=True)  # the longest run is counted from here, once
     created_at = models.DateTimeField()
     updated_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True)

@@ -8,7 +8,9 @@ People's presses are in jobs.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,7 +22,7 @@ from django.db.models import F, Q
 from audit import log as audit
 from audit.verify import Head
 
-from . import consent, fence, keyless, occurrences, registry, runs, transition, wording
+from . import consent, fence, keyless, keys, occurrences, registry, runs, transition, wording
 from .actors import Actor
 from .keys import InvalidField
 from .models import Job, Run, Slot
@@ -28,12 +30,14 @@ from .occurrences import Missed as MissedPolicy
 from .occurrences import NotASchedule, Occurrence, Overlap, Plan, SlotState
 from .providers.base import Json
 from .scrub import fault
+from .sealing import CannotOpen
 from .states import RUN_TERMINAL, RunState
 from .transition import TransitionRefused
 
 log = structlog.get_logger(__name__)
 
 BEAT = Actor(id="system:schedule", kind="system")
+LOOK_FOR = 5.0  # seconds that one beat goes on looking at jobs; it has other duties
 AT_ONCE = 10  # starts of one job in one transaction; what is left waits for the next beat
 SECOND = timedelta(seconds=1)
 
@@ -41,6 +45,54 @@ SECOND = timedelta(seconds=1)
 def plan_of(job: Job) -> Plan:
     """The times of a job. Raises NotASchedule where its zone is not in the zone data here."""
     return occurrences.plan(kind=job.kind, expression=job.expression, zone=job.zone, anchor=job.anchor)
+
+
+def times_of(job: Job) -> Plan:
+    """The same from its next occurrence on, which stands as it was named, whatever the zone data here make of it."""
+    plan = plan_of(job)
+    assert job.next_at is not None
+    found = plan.latest(job.next_at)
+    if found is not None and found.at == job.next_at:
+        return plan
+    return Promised(plan=plan, first=_promised(job, job.next_at))
+
+
+def _promised(job: Job, next_at: datetime) -> Occurrence:
+    return Occurrence(at=next_at, local=job.next_local or next_at.astimezone(UTC).isoformat())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promised:
+    """Times of which the first was named by other zone data than those of `plan`.
+
+    It is one occurrence with whatever `plan` calls by the same local time. Otherwise a beat with older data would run
+    that local time once more, at its own instant of it.
+    """
+
+    plan: Plan
+    first: Occurrence
+
+    def after(self, moment: datetime) -> Occurrence | None:
+        """The first occurrence after `moment`, which is not before the first."""
+        found = self.plan.after(moment)
+        return self.plan.after(found.at) if found is not None and found.local == self.first.local else found
+
+    def latest(self, moment: datetime) -> Occurrence | None:
+        """The last occurrence at or before `moment`."""
+        found = self.plan.latest(moment)
+        if moment < self.first.at:
+            return found
+        return self.first if found is None or found.at < self.first.at or found.local == self.first.local else found
+
+    def count(self, first: datetime, last: datetime) -> int:
+        """How many occurrences lie from `first` to `last`, both included."""
+        twin = self.plan.after(self.first.at)
+        twice = twin is not None and twin.local == self.first.local and first <= twin.at <= last
+        return self.plan.count(first, last) + (first <= self.first.at <= last) - twice
+
+    def lost(self, first: datetime, last: datetime) -> list[occurrences.Lost]:
+        """Local times between two occurrences that do not exist."""
+        return self.plan.lost(first, last)
 
 
 def run_id(job: Job, scheduled_for: datetime) -> str:
@@ -66,22 +118,39 @@ def tick(*, limit: int = 50) -> int:
         return 0
     now = transition.database_now()
     close_ended()
-    jobs = due(now, limit=limit)
-    for pk in jobs:
-        done = [_guarded(duty, pk) for duty in (_decide_job, _start_job)]  # the second one whatever the first came to
-        if all(done):
-            Job.objects.filter(pk=pk, problem__startswith=wording.ERROR).update(problem="")
+    looked = _look_at_all(now, limit)
     _mark_too_long(now)
     _recompute_times(now)
-    return len(jobs)
+    return looked
 
 
-def due(now: datetime, *, limit: int = 50) -> list[int]:
-    """Jobs with an occurrence that is not decided yet, or a slot that is not started yet."""
-    by_time = Job.objects.filter(next_at__lte=now).order_by("next_at").values_list("pk", flat=True)
-    waiting = Q(state__in=[SlotState.DUE, SlotState.QUEUED, SlotState.CATCHING_UP])
-    by_slot = Slot.objects.filter(waiting).order_by("scheduled_for").values_list("job_id", flat=True)
-    return list(dict.fromkeys([*by_time[:limit], *by_slot[: limit * AT_ONCE]]))[:limit]
+def _look_at_all(now: datetime, limit: int) -> int:
+    """Each job that is due once, as long as there is time; whoever was not reached comes first at the next beat."""
+    ends, seen = time.monotonic() + LOOK_FOR, set[int]()
+    while jobs := due(now, limit=limit, but=seen):
+        for pk in jobs:
+            _look_at(pk)
+        seen.update(jobs)
+        if time.monotonic() > ends:
+            break
+    return len(seen)
+
+
+def _look_at(pk: int) -> None:
+    done = [_guarded(duty, pk) for duty in (_decide_job, _start_job)]  # the second one whatever the first came to
+    if all(done):
+        Job.objects.filter(pk=pk).exclude(problem="").update(problem="")
+
+
+def due(now: datetime, *, limit: int = 50, but: Collection[int] = ()) -> list[int]:
+    """Jobs with an occurrence that is not decided yet, or a slot that is not started yet, and not those in `but`.
+
+    Who was looked at longest ago comes first: many jobs that cannot move must not keep the others from their turn.
+    """
+    waiting = Slot.objects.filter(state__in=[SlotState.DUE, SlotState.QUEUED, SlotState.CATCHING_UP])
+    found = Job.objects.filter(Q(next_at__lte=now) | Q(pk__in=waiting.values("job_id"))).exclude(pk__in=but)
+    turn = found.order_by(F("looked_at").asc(nulls_first=True), "next_at", "pk")
+    return list(turn.values_list("pk", flat=True)[:limit])
 
 
 def _guarded(duty: Any, pk: int) -> bool:
@@ -106,25 +175,35 @@ def _guarded(duty: Any, pk: int) -> bool:
 
 
 def _problem(pk: int, code: str) -> None:
-    Job.objects.filter(pk=pk).exclude(problem=code).update(problem=code)
+    Job.objects.filter(pk=pk).update(problem=code, looked_at=transition.database_now())
 
 
 # Deciding: which occurrences are due, and what becomes of each
 
 
 def _decide_job(job: Job) -> None:
-    decide(job, transition.database_now())
+    now = transition.database_now()
+    # Under the lock that it has anyway: one taken for this alone would let another beat pass by a job that is due.
+    Job.objects.filter(pk=job.pk).update(looked_at=now)
+    decide(job, now)
 
 
 def decide(job: Job, now: datetime) -> None:
-    """Bring a locked job up to `now`: a slot or a range for each occurrence that is due. Bounded work a call."""
+    """Bring a locked job up to `now`: a slot or a range for each occurrence that is due. Bounded work a call.
+
+    Raises NotASchedule and registry.Unregistered. While there is no handler nothing is decided, for nothing could be
+    started: a slot that waits would look like a run, and when the handler is there the missed policy has its say.
+    """
     if not job.enabled or job.next_at is None or job.next_at > now:
         return
-    plan = plan_of(job)
+    registry.workflow(job.workflow)
+    plan = times_of(job)
+    if job.decided_until is not None and job.next_at <= job.decided_until:
+        _forward(job, plan, job.decided_until)  # it was passed over while its zone was not known
     _too_old(job, plan, now)
     if not _missed(job, plan, now):
         _on_time(job, plan, now)
-    _save(job, "next_at")
+    _save(job, *EXPECTED)
 
 
 def _missed(job: Job, plan: Plan, now: datetime) -> bool:
@@ -143,14 +222,20 @@ def _missed_policy(job: Job) -> str:
     return job.missed
 
 
+def _limits(job: Job) -> list[tuple[timedelta, str, str]]:
+    """How late a start may be made, the longest first, each with what becomes of a later one."""
+    limits = [
+        (job.max_catch_up, SlotState.TOO_OLD, "too_old_to_catch_up"),
+        (job.start_deadline, SlotState.TOO_LATE, "start_deadline_passed"),
+    ]
+    return sorted(((limit, state, code) for limit, state, code in limits if limit is not None), reverse=True)
+
+
 def _too_old(job: Job, plan: Plan, now: datetime) -> None:
-    limits = [(job.max_catch_up, "too_old_to_catch_up"), (job.start_deadline, "start_deadline_passed")]
-    for length, reason in sorted(((limit, code) for limit, code in limits if limit is not None), reverse=True):
+    for length, state, reason in _limits(job):
         edge = now - length
         if job.next_at is not None and job.next_at < edge:
-            last = plan.latest(edge - timedelta(microseconds=1))
-            state = SlotState.TOO_OLD if reason == "too_old_to_catch_up" else SlotState.TOO_LATE
-            _pass(job, plan, last, state, reason)
+            _pass(job, plan, plan.latest(edge - timedelta(microseconds=1)), state, reason)
 
 
 def _skip_missed(job: Job, plan: Plan, now: datetime) -> None:
@@ -186,8 +271,9 @@ _MISSED = {
 
 
 def _on_time(job: Job, plan: Plan, now: datetime) -> None:
-    while job.next_at is not None and now - grace() < job.next_at <= now:
-        _place(job, plan, _at(plan, job.next_at))
+    for _ in range(AT_ONCE):
+        if job.next_at is not None and now - grace() < job.next_at <= now:
+            _place(job, plan, _at(plan, job.next_at))
 
 
 def _at(plan: Plan, moment: datetime) -> Occurrence:
@@ -199,9 +285,24 @@ def _at(plan: Plan, moment: datetime) -> Occurrence:
 
 def _forward(job: Job, plan: Plan, decided: datetime) -> None:
     following = plan.after(decided)
-    job.next_at = following.at if following else None
+    _expect(job, following, decided)
     if following is not None:
         _lost_to_gap(job, plan, decided, following.at)
+
+
+EXPECTED = ("next_at", "next_local", "decided_until", "zone_data")  # what _expect() sets
+
+
+def _expect(job: Job, following: Occurrence | None, decided: datetime | None) -> None:
+    """What comes next, by the zone data here; a process with newer data works it out anew."""
+    job.next_at, job.next_local = (following.at, following.local) if following else (None, "")
+    job.decided_until, job.zone_data = decided, min(job.zone_data, occurrences.ZONE_DATA)
+
+
+def expect_from(job: Job, now: datetime) -> None:
+    """For new terms. Never in the past: what was not expected before is not missed now."""
+    job.zone_data = occurrences.ZONE_DATA
+    _expect(job, plan_of(job).after(now), now)
 
 
 def _lost_to_gap(job: Job, plan: Plan, first: datetime, last: datetime) -> None:
@@ -215,24 +316,48 @@ def _pass(job: Job, plan: Plan, last: Occurrence | None, state: str, reason: str
     """Record the occurrences from next_at to `last` as one row, and go on behind them."""
     if last is None or job.next_at is None or last.at < job.next_at:
         return
-    known = set(Slot.objects.filter(job=job, scheduled_for__range=(job.next_at, last.at), manual=False)
-                .exclude(state=SlotState.SKIPPED_GAP).values_list("scheduled_for", flat=True)[:AT_ONCE])  # fmt: skip
+    window = _window_start(job, plan, job.next_at)
     first: Occurrence | None = _at(plan, job.next_at)
-    while first is not None and first.at in known:  # a person ran it before its time
+    while first is not None and first.at <= last.at and _has_slot(job, first):  # a person ran it before its time
+        _insert(job, first, window_start=window, state=state, reason_code=reason)  # a row where zone data moved it
         first = plan.after(first.at)
     if first is not None and first.at <= last.at:
-        count = plan.count(first.at, last.at) - sum(first.at <= at <= last.at for at in known)
-        until = last.at if count > 1 else None
-        _insert(job, first, window_start=_before(plan, first.at), state=state, reason_code=reason, count=count,
-                until=until)  # fmt: skip
+        count = plan.count(first.at, last.at) - _known(job, first.at, last.at)
+        of_range = {"until": last.at, "terms": _times(job)} if count > 1 else {}
+        _insert(job, first, window_start=window, state=state, reason_code=reason, count=count, **of_range)
     _forward(job, plan, last.at)
+
+
+def _has_slot(job: Job, occurrence: Occurrence) -> bool:
+    found = Slot.objects.filter(Q(scheduled_for=occurrence.at) | Q(local=occurrence.local), job=job)
+    return found.exclude(state=SlotState.SKIPPED_GAP).exists()
+
+
+def _known(job: Job, first: datetime, last: datetime) -> int:
+    known = Slot.objects.filter(job=job, scheduled_for__range=(first, last), manual=False)
+    return known.exclude(state=SlotState.SKIPPED_GAP).count()
+
+
+def _times(job: Job) -> Json:
+    return {"kind": job.kind, "expression": job.expression, "zone": job.zone, "anchor": job.anchor.isoformat()}
 
 
 def _place(job: Job, plan: Plan, occurrence: Occurrence) -> None:
     """The slot of one occurrence that is to run now, by the overlap policy."""
     state, reason, behind = _by_overlap(job)
-    _insert(job, occurrence, window_start=_before(plan, occurrence.at), state=state, reason_code=reason, behind=behind)
+    window = _window_start(job, plan, occurrence.at)
+    _insert(job, occurrence, window_start=window, state=state, reason_code=reason, behind=behind)
     _forward(job, plan, occurrence.at)
+
+
+def _window_start(job: Job, plan: Plan, moment: datetime) -> datetime:
+    """The end of the window before, whatever the terms were then: no moment is in two windows or in none."""
+    earlier = Slot.objects.filter(job=job, manual=False, scheduled_for__lt=moment)
+    last = earlier.exclude(state__in=_NO_WINDOW).order_by("-scheduled_for").first()
+    return min(last.until or last.scheduled_for, moment) if last else _before(plan, moment)
+
+
+_NO_WINDOW = (SlotState.SKIPPED_GAP, SlotState.SKIPPED_REPEAT)
 
 
 def _before(plan: Plan, moment: datetime) -> datetime:
@@ -305,13 +430,15 @@ def _start_job(job: Job) -> None:
 
 
 def _late_for_good(job: Job, slot: Slot) -> bool:
-    if job.start_deadline is None or slot.manual or slot.reason_code in ("filled_by_hand", "caught_up"):
+    if slot.manual or slot.reason_code in ("filled_by_hand", "caught_up"):
         return False
-    if transition.database_now() - slot.scheduled_for <= job.start_deadline:
-        return False
-    _settle(slot, state=SlotState.TOO_LATE, reason_code="start_deadline_passed")
-    record(job, slot, actor=BEAT)
-    return True
+    late = transition.database_now() - slot.scheduled_for
+    for length, state, reason in _limits(job):
+        if late > length:
+            _settle(slot, state=state, reason_code=reason)
+            record(job, slot, actor=BEAT)
+            return True
+    return False
 
 
 def _out_of_the_way(job: Job, slot: Slot) -> bool:
@@ -358,7 +485,7 @@ def start(job: Job, slot: Slot, *, actor: Actor = BEAT) -> None:
     try:
         with transaction.atomic():
             run = runs.start(job.workflow, tenant=job.tenant, workflow_id=name, input=input_of(job, slot),
-                             actor=actor, on_behalf_of=job.changed_by,
+                             actor=_asked_by(slot) or actor, on_behalf_of=job.changed_by,
                              intended_at=slot.scheduled_for)  # fmt: skip
     except (InvalidField, runs.RunMismatch) as refused:
         log.warning("slot_not_started", job=job.pk, slot=slot.pk, **fault(refused))
@@ -366,10 +493,16 @@ def start(job: Job, slot: Slot, *, actor: Actor = BEAT) -> None:
         record(job, slot, actor=actor)
         return
     now = transition.database_now()
-    _settle(slot, state=SlotState.STARTED, run=run, started_at=now, open=run.state not in RUN_TERMINAL,
-            reason_code=slot.reason_code if slot.reason_code in _KEPT else _punctual(slot, now))  # fmt: skip
+    reason = slot.reason_code if slot.reason_code in _KEPT else _punctual(slot, now)
+    _settle(slot, state=SlotState.STARTED, run=run, started_at=now, counted_from=now, reason_code=reason,
+            open=run.state not in RUN_TERMINAL)  # fmt: skip
     if job.problem:
         Job.objects.filter(pk=job.pk).update(problem="")
+
+
+def _asked_by(slot: Slot) -> Actor | None:
+    """Who answered that a missed start is to be run has asked for the run, and may not agree to a step of it."""
+    return Actor(id=slot.answered_by, kind="person") if slot.answered_by else None
 
 
 _KEPT = ("filled_by_hand", "started_by_hand", "caught_up", "waits_for_previous")
@@ -397,41 +530,60 @@ def _peel(job: Job) -> None:
                 return
 
 
+def _plan_of_range(job: Job, held: Slot) -> Plan:
+    """The times of a range by the terms under which it was recorded: those of today may name other ones."""
+    if held.terms is None:  # recorded before ranges kept their terms
+        return plan_of(job)
+    return occurrences.plan(**{**held.terms, "anchor": datetime.fromisoformat(held.terms["anchor"])})
+
+
 def take_first(job: Job, held: Slot) -> bool:
     """Give the first occurrence of a range a slot of its own that is due. False when that was the last."""
-    plan = plan_of(job)
-    following = plan.after(held.scheduled_for)
-    if held.count <= 1 or following is None:
+    following = _second(job, held)
+    if following is None:
         _settle(held, state=SlotState.DUE, reason_code="caught_up", count=1, until=None)
         return False
     first = Occurrence(at=held.scheduled_for, local=held.local, shifted=held.shifted)
-    left = held.count - 1
+    left, window = held.count - 1, held.window_start
     until = held.until if left > 1 else None
-    window = held.window_start
     _settle(held, scheduled_for=following.at, local=following.local, shifted=following.shifted, count=left,
             until=until, window_start=first.at)  # fmt: skip
-    _insert(job, first, window_start=window, state=SlotState.DUE, reason_code="caught_up")
+    _insert(job, first, window_start=window, state=SlotState.DUE, reason_code="caught_up",
+            answered_by=held.answered_by)  # fmt: skip
     return True
 
 
-def take_latest(job: Job, held: Slot, *, reason: str) -> Slot:
+def _second(job: Job, held: Slot) -> Occurrence | None:
+    """The next occurrence of a range without a slot of its own; never one behind its end."""
+    if held.count <= 1 or held.until is None:
+        return None
+    plan = _plan_of_range(job, held)
+    found = plan.after(held.scheduled_for)
+    while found is not None and found.at <= held.until:
+        if not _has_slot(job, found):
+            return found
+        found = plan.after(found.at)
+    return None
+
+
+def take_latest(job: Job, held: Slot, *, reason: str, answered_by: str = "") -> Slot:
     """Give the last occurrence of a range (or the row itself) a slot of its own that is due."""
     if held.count == 1 or held.until is None:
-        _settle(held, state=SlotState.DUE, reason_code=reason, behind=None)
+        _settle(held, state=SlotState.DUE, reason_code=reason, behind=None, answered_by=answered_by)
         return held
-    plan = plan_of(job)
-    latest, before = _at(plan, held.until), _before(plan, held.until)
+    plan = _plan_of_range(job, held)
+    latest, before = _at(plan, held.until), max(_before(plan, held.until), held.scheduled_for)
     _settle(held, count=held.count - 1, until=before if held.count > 2 else None)
-    slot = _insert(job, latest, window_start=before, state=SlotState.DUE, reason_code=reason)
+    slot = _insert(job, latest, window_start=before, state=SlotState.DUE, reason_code=reason, answered_by=answered_by)
     return slot or Slot.objects.get(job=job, scheduled_for=latest.at)
 
 
 def by_hand(job: Job, now: datetime) -> Slot:
     """A slot for a new intent of a person, beside the schedule."""
     latest = Slot.objects.filter(job=job, manual=False, scheduled_for__lte=now).order_by("-scheduled_for").first()
+    begin = (latest.until or latest.scheduled_for) if latest else now
     occurrence = Occurrence(at=now, local=f"by hand {_text(now)}")
-    slot = _insert(job, occurrence, window_start=latest.scheduled_for if latest else now, manual=True,
-                   state=SlotState.DUE, reason_code="started_by_hand")  # fmt: skip
+    slot = _insert(job, occurrence, window_start=begin, manual=True, state=SlotState.DUE, reason_code="started_by_hand")
     assert slot is not None, "the database's clock gives each press a microsecond of its own"
     return slot
 
@@ -439,19 +591,19 @@ def by_hand(job: Job, now: datetime) -> Slot:
 def ahead_of_time(job: Job) -> Slot:
     """The slot of the next occurrence, before its time; at its time there is nothing left to start."""
     assert job.next_at is not None
-    plan = plan_of(job)
+    plan = times_of(job)
     occurrence = _at(plan, job.next_at)
-    window = _before(plan, occurrence.at)
+    window = _window_start(job, plan, occurrence.at)
     slot = _insert(job, occurrence, window_start=window, state=SlotState.DUE, reason_code="filled_by_hand")
     _forward(job, plan, occurrence.at)
-    _save(job, "next_at")
+    _save(job, *EXPECTED)
     return slot or Slot.objects.get(job=job, scheduled_for=occurrence.at)
 
 
 def settle_asked(job: Job, asked: Slot, *, run_all: bool, actor: Actor, reason: str) -> None:
     """Write down a person's answer about missed starts."""
     if run_all:
-        _settle(asked, state=SlotState.CATCHING_UP, reason_code="answered_run_all")
+        _settle(asked, state=SlotState.CATCHING_UP, reason_code="answered_run_all", answered_by=actor.id)
     else:
         _settle(asked, state=SlotState.MISSED, reason_code="answered_skip")
     record(job, asked, actor=actor, reason=reason)
@@ -461,27 +613,38 @@ def settle_asked(job: Job, asked: Slot, *, run_all: bool, actor: Actor, reason: 
 
 
 def close_ended() -> None:
-    """Forget that a run may still go on, once it has ended."""
+    """Forget that a run may still go on, once it has ended; one that was cancelled goes on when it is undone."""
     Slot.objects.filter(open=True, run__state__in=RUN_TERMINAL).update(open=False)
+    again = Slot.objects.filter(open=False, run__state=RunState.COMPENSATING)
+    again.update(open=True, counted_from=transition.database_now())
 
 
 def _mark_too_long(now: datetime) -> None:
-    """A run beyond its maximum time is not cancelled, for that may leave half of it done: a person is called."""
-    late = Slot.objects.filter(open=True, started_at__lt=now - F("job__max_run_time"), run__escalated_at__isnull=True)
+    """A run beyond its maximum time is not cancelled, for that may leave half of it done: a person is called.
+
+    Once a run: a person who lets it go on has seen how long it takes.
+    """
+    late = Slot.objects.filter(open=True, counted_from__lt=now - F("job__max_run_time"), run__escalated_at__isnull=True)
     for slot in late.exclude(run__state__in=RUN_TERMINAL).select_related("run")[:50]:
         assert slot.run is not None
         try:
-            transition.transition(
-                slot.run.subject,
-                to=None,
-                version=slot.run.version,
-                patch={"escalation_reason": "max_run_time"},
-                after={"escalated_at": 0},
-                guard=["not_held"],
-                fact=BEAT.fact("max_run_time"),
-            )
+            with transaction.atomic():
+                _mark(slot.run)
+                _settle(slot, counted_from=None)
         except TransitionRefused as refusal:  # a holder is at work: looked at again at the next beat
             log.info("run_held_beyond_its_time", run=slot.run.pk, verdict=refusal.verdict)
+
+
+def _mark(run: Run) -> None:
+    transition.transition(
+        run.subject,
+        to=None,
+        version=run.version,
+        patch={"escalation_reason": "max_run_time"},
+        after={"escalated_at": 0},
+        guard=["not_held"],
+        fact=BEAT.fact("max_run_time"),
+    )
 
 
 def _recompute_times(now: datetime) -> None:
@@ -495,10 +658,11 @@ def _recompute(job: Job) -> None:
     if old is not None and old <= now:
         return  # what is due is decided first
     if old is not None:
-        following = plan_of(job).after(now)
-        job.next_at = following.at if following else None
+        # From what was decided last, not from now: a time that the new data put into the past was not decided by any.
+        decided = job.decided_until or now
+        _expect(job, plan_of(job).after(decided), decided)
     seen, job.zone_data = job.zone_data, occurrences.ZONE_DATA
-    _save(job, "next_at", "zone_data")
+    _save(job, *EXPECTED)
     fact = BEAT.fact("zone_data_changed", zone_data=[seen, job.zone_data], next_at=[_text(old), _text(job.next_at)])
     audit.append(subject=job.subject, tenant=job.tenant, event="recomputed", fact=fact)
 
@@ -529,13 +693,15 @@ def pass_due(job: Job, *, until: datetime, reason: str) -> None:
     if not job.enabled or job.next_at is None or job.next_at > until:
         return
     try:
-        plan = plan_of(job)
+        plan = times_of(job)
     except NotASchedule:
-        first = Occurrence(at=job.next_at, local=job.next_at.astimezone(UTC).isoformat())
+        first = _promised(job, job.next_at)
         _insert(job, first, window_start=first.at, state=SlotState.MISSED, reason_code=reason)
+        job.decided_until, job.problem = until, "zone_unknown"
+        _save(job, "decided_until", "problem")
         return
     _pass(job, plan, plan.latest(until), SlotState.MISSED, reason)
-    _save(job, "next_at")
+    _save(job, *EXPECTED)
 
 
 # Writing
@@ -568,7 +734,7 @@ def write(
     `use` names the approval by which a second person agreed; it is used up, and the other requests about it end.
     """
     now = transition.database_now()
-    job.updated_at, job.changed_by, job.zone_data, job.problem = now, actor.id, occurrences.ZONE_DATA, ""
+    job.updated_at, job.changed_by, job.problem = now, actor.id, ""
     if before is None:
         job.created_at = now
         job.save(force_insert=True)
@@ -590,10 +756,18 @@ def write(
 
 
 def told(job: Job) -> Json:
-    """A job as the audit log tells it: no input, only that there is one."""
+    """A job as the audit log tells it: no input, only a keyed hash by which one can be told from another."""
     lengths = {name: str(getattr(job, name) or "") for name in ("max_catch_up", "start_deadline", "max_run_time")}
     names = ("kind", "expression", "zone", "workflow", "missed", "repeats_accepted", "overlap", "enabled")
-    return {**{name: getattr(job, name) for name in names}, **lengths, "next_at": _text(job.next_at)}
+    moments = {name: _text(getattr(job, name)) for name in ("anchor", "next_at")}
+    return {**{name: getattr(job, name) for name in names}, **lengths, **moments, "input": _input_hash(job)}
+
+
+def _input_hash(job: Job) -> str:
+    try:
+        return keys.fingerprint(provider="-", account="-", action="schedule", request=job.input)
+    except (InvalidField, CannotOpen):
+        return "unreadable"
 
 
 def audit_heads() -> Iterator[Head]:

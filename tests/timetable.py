@@ -35,6 +35,7 @@ def one_step(name, action):
 
 
 WORKFLOWS = (one_step("mailing", "keyed"), one_step("sweep", "natural"), one_step("telegram", "none"))
+KEYED = WORKFLOWS[:1]
 
 
 def job(name="nightly", *, at, clock, tenant="acme", actor=OLGA, **terms):
