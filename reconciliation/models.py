@@ -460,7 +460,9 @@ class Job(models.Model):
     max_run_time = models.DurationField(null=True)  # a run that takes longer waits for a person
     enabled = models.BooleanField(default=True)
     next_at = models.DateTimeField(null=True)  # the first occurrence that is not decided yet
-    next_local = models.CharField(max_length=120, default="")  # its wall time by the zone data that named it
+    next_local = models.CharField(
+        max_length=120, default="", db_default=""
+    )  # its wall time by the zone data that named it
     decided_until = models.DateTimeField(null=True)  # up to here nothing is left to decide
     looked_at = models.DateTimeField(null=True)  # by a beat; who was looked at longest ago comes first
     problem = models.CharField(max_length=64, default="")  # why its starts are not being made
@@ -505,7 +507,9 @@ class Slot(models.Model):
     count = models.BigIntegerField(default=1)
     until = models.DateTimeField(null=True)  # the last of a range
     terms = models.JSONField(null=True)  # of a range: kind, expression, zone and anchor that name its times
-    answered_by = models.CharField(max_length=120, default="")  # who said that it is to be run asks for its run
+    answered_by = models.CharField(
+        max_length=120, default="", db_default=""
+    )  # who said that it is to be run asks for its run
     run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="slots", db_index=False)
     behind = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="+", db_index=False)
     window_start = models.DateTimeField()  # where the window before this one ended

@@ -35,12 +35,12 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="job",
             name="next_local",
-            field=models.CharField(default="", max_length=120),
+            field=models.CharField(db_default="", default="", max_length=120),
         ),
         migrations.AddField(
             model_name="slot",
             name="answered_by",
-            field=models.CharField(default="", max_length=120),
+            field=models.CharField(db_default="", default="", max_length=120),
         ),
         migrations.AddField(
             model_name="slot",
