@@ -9,6 +9,8 @@ import random
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from drill.duplicates import ACTIONS
 from drill.parts import Asked, Told
 from drill.world import World, doubles
 from reconciliation import executor, registry, spool, sweeping, transition, workers
+from reconciliation.claims import DATABASE_ERRORS, LedgerUnavailable
 from reconciliation.executor import Intent
 from reconciliation.keys import Identity
 from reconciliation.models import Operation
@@ -37,6 +40,7 @@ class Crew:
         self.world, self.seed = world, seed
         self.told: dict[str, str] = {}  # key of the identity -> the state that was acknowledged
         self.refused = 0
+        self.astray: list[str] = []  # errors that a database which is away does not explain
         self.stop = threading.Event()
         self.threads = [threading.Thread(target=self._work, args=(n,), daemon=True) for n in range(WORKERS)]
 
@@ -56,10 +60,13 @@ class Crew:
         intent = Intent(identity=identity, provider=provider, action=action, request={"order": name, **rest})
         try:
             self.told[name] = str(executor.perform(intent, actor=AGENT).state)
-        except Exception:  # the database is away: nothing was acknowledged, and nothing may have been sent unrecorded
+        except (*DATABASE_ERRORS, LedgerUnavailable):  # the database is away: nothing was acknowledged
             self.refused += 1
             connections.close_all()
             time.sleep(0.05)
+        except Exception as error:
+            self.astray.append(f"{name}: {type(error).__name__}: {error}")
+            connections.close_all()
 
 
 def part(asked: Asked) -> Told:
@@ -114,32 +121,54 @@ def _run(asked: Asked, folder: Path, server: subprocess.Popen[bytes], kills: int
     crew, dice = Crew(world, asked.seed), random.Random(asked.seed)
     for thread in crew.threads:
         thread.start()
+    left = []
     for _ in range(kills):
         time.sleep(0.3 + dice.random() * 0.7)
         place.kill(server)
+        killed = place_now()
         server = _start(folder)
+        left.append(_in_flight(folder, before=killed))
     time.sleep(0.5)
     crew.stop.set()
     for thread in crew.threads:
         thread.join(30)
     connections.close_all()
     try:
-        return _compare(asked, folder, crew, world, kills)
+        return _compare(folder, crew, world, left)
     finally:
         connections.close_all()
         embedded.stop(server)
 
 
-def place_now() -> Any:
+def place_now() -> datetime:
     """The machine's clock: the world must not ask a database that is away."""
-    from datetime import UTC, datetime
-
     return datetime.now(UTC)
 
 
-def _compare(asked: Asked, folder: Path, crew: Crew, world: World, kills: int) -> Told:
-    pulled = place.Place(folder, place.template())
-    problems: list[str] = []
+def _in_flight(folder: Path, *, before: datetime) -> int:
+    """Operations of which the kill left open whether they were applied: nothing has touched them since."""
+    statement = (
+        "SELECT count(*) FROM reconciliation_operation WHERE state IN ('pending', 'ambiguous') AND updated_at <= %s"
+    )
+    with place.psycopg.connect(place.url(folder, place.template()), autocommit=True) as outside:
+        row = outside.execute(statement, [before]).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def too_little(*, kills: int, acknowledged: int, left: Sequence[int], astray: Sequence[str]) -> list[str]:
+    """Why these kills tell nothing: little was acknowledged, or nothing was hit; and errors of another kind."""
+    problems = [f"an error that no killed database explains: {one}" for one in astray]
+    if acknowledged < kills:
+        problems.append(f"{acknowledged} acknowledged under {kills} kills: too few to have lost one")
+    if not any(left):
+        problems.append(f"after none of {kills} kills was anything pending or ambiguous: none hit anything")
+    return problems
+
+
+def _compare(folder: Path, crew: Crew, world: World, left: list[int]) -> Told:
+    pulled, kills = place.Place(folder, place.template()), len(left)
+    problems = too_little(kills=kills, acknowledged=len(crew.told), left=left, astray=crew.astray)
     rows = {o.workflow_id: o for o in Operation.objects.filter(workflow_type="pulled")}
     for name, state in crew.told.items():
         row = rows.get(name)
@@ -168,7 +197,8 @@ def _compare(asked: Asked, folder: Path, crew: Crew, world: World, kills: int) -
         name="PostgreSQL killed with -9",
         asks=ASKS,
         counts={
-            "kills": kills, "operations": len(rows), "acknowledged": len(crew.told),
+            "kills": kills, "kills that left something open": sum(bool(n) for n in left),
+            "left open by a kill, in sum": sum(left), "operations": len(rows), "acknowledged": len(crew.told),
             "refused while it was away": crew.refused, "unknown after the last kill": len(unknown),
             "effects counted in the world": len(world.effects),
         },
