@@ -1,7 +1,7 @@
 """The part `processes`: real workers and beats, stopped at real boundaries and ended with SIGKILL.
 
 These are tests of the suite (tests/nursery.py starts the workers, tests/world.py the outside systems); the drill runs
-all that start processes, and counts them.
+all that start workers, and those that restore a server's folder, and counts them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from drill.parts import Asked, Told
 FILES = (
     "tests/test_kill.py", "tests/test_run_kill.py", "tests/test_freeze.py", "tests/test_ten_assertions.py",
     "tests/test_eight_failures.py", "tests/test_five_of_scheduling.py", "tests/test_many_beats.py",
+    "tests/test_local_kill.py", "tests/test_outbox_kill.py", "tests/test_restored_for_real.py",
+    "tests/test_evidence.py", "tests/test_same_identity.py",
 )  # fmt: skip
 QUICK = ("tests/test_run_kill.py::test_killed_in_the_call_of_a_step_another_worker_goes_on",)
 

@@ -18,13 +18,16 @@ from django.db import connections
 from psycopg import sql
 
 from drill import boundaries, place
-from drill.boundaries import Killed
+from drill.boundaries import Killed, Tape
 from drill.crash import AGENT, Stage
 from drill.crashes import ORDER
+from drill.duplicates import ACTIONS
 from drill.flows import PERSON
 from drill.parts import Asked, Told
 from drill.world import FAULTS, World
-from reconciliation import fence, restore, runs, schedules, sweeping, workers
+from reconciliation import executor, fence, restore, runs, schedules, sweeping, workers
+from reconciliation.executor import Intent, Outcome
+from reconciliation.keys import Identity
 from reconciliation.models import Operation, RestoreFence, Run
 from reconciliation.pressing import Verdict
 
@@ -47,10 +50,15 @@ class Backup(Stage):
             outside.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(old, new))
         self.place.superuser = place.psycopg.connect(place.url(self.place.folder, self.place.name), autocommit=True)
 
+    known = -1  # calls that had been made when the backup was taken
+
     def take(self) -> None:
-        """Copy the database, in the middle of whatever a worker does."""
-        if not connections["default"].in_atomic_block:
-            self._swap(self.place.name, f"{self.place.name}_backup")
+        """Copy the database, in the middle of whatever a worker does; a transaction is let come to its end first."""
+        if connections["default"].in_atomic_block:
+            self.tape.disturb[len(self.tape.passed)] = self.take
+            return
+        self.known = sum(self.world.calls.values())
+        self._swap(self.place.name, f"{self.place.name}_backup")
 
     def bring_back(self) -> None:
         """The database of this name is what the backup held; the world and the anchor know better."""
@@ -63,35 +71,53 @@ class Backup(Stage):
 def point(folder: Any, number: int, seed: int, seen: Counter[str]) -> Iterator[str]:
     """One restore: what is wrong with it. `seen` counts why the fence came down, and what became unknown."""
     dice = random.Random(seed + number)
-    stage = Backup(place.enter(folder, f"restored_{number}"), input=ORDER)
-    stage.fresh(seed=number)
     action = dice.choice(("label.create", "pickup.schedule", "refund.create", "message.send", "ticket.close"))
-    stage.world.at(action, dice.choice(list(FAULTS)))
-    with boundaries.recording(stage.tape):
-        runs.start("damaged_item", tenant="drill", workflow_id=f"r{number}", input=ORDER, actor=AGENT)
-        at = dice.randrange(45)
-        stage.tape.disturb = {at: stage.take}
-        stage._as_worker(sweeping.sweep)
-        if stage.tape.disturb:  # the run had ended before that point
-            stage.tape.disturb = {}
-            stage.take()
-        known = sum(stage.world.calls.values())
-        stage.rest()
-        if number % 2:
-            fence.forward()
-        sent = sum(stage.world.calls.values())
-        stage.bring_back()
-        yield from _still(stage, before=sent, lost=sent - known, seen=seen)
-        yield from _released(stage, seen)
-    yield from _once(stage.world)
+    fault = dice.choice(list(FAULTS))
+    with boundaries.installed():
+        at = dice.randrange(_last_call(Backup(place.enter(folder, f"whole_{number}"), input=ORDER), action, fault) + 1)
+    with boundaries.installed():
+        stage = Backup(place.enter(folder, f"restored_{number}"), input=ORDER)
+        with boundaries.recording(_begun(stage, action, fault, number)):
+            stage.tape.disturb = {at: stage.take}
+            _ended(stage)
+            if number % 2:
+                fence.forward()
+            if stage.known < 0:
+                yield f"the run did not come to boundary {at}"
+                return
+            sent = sum(stage.world.calls.values())
+            stage.bring_back()
+            yield from _still(stage, before=sent, lost=sent - stage.known, seen=seen)
+            yield from _released(stage, seen)
+        yield from _once(stage.world)
+
+
+def _begun(stage: Backup, action: str, fault: str, number: int) -> Tape:
+    stage.fresh(seed=number)
+    stage.world.at(action, fault)
+    runs.start("damaged_item", tenant="drill", workflow_id=f"r{number}", input=ORDER, actor=AGENT)
+    return stage.tape
+
+
+def _ended(stage: Backup) -> None:
+    stage._as_worker(sweeping.sweep)
+    stage.rest()
+
+
+def _last_call(stage: Backup, action: str, fault: str) -> int:
+    """The boundary before the last call of the whole run: a backup from up to there lacks at least that call."""
+    with boundaries.recording(_begun(stage, action, fault, 0)):
+        _ended(stage)
+    return max(n for n, name in enumerate(stage.tape.passed) if name.endswith(": about to leave"))
 
 
 def _still(stage: Backup, *, before: int, lost: int, seen: Counter[str]) -> Iterator[str]:
-    """Workers and beats do what they can; nothing leaves."""
-    for _ in range(3):
+    """Workers and beats do what they can, and something new is asked for each time; nothing leaves."""
+    for turn in range(3):
         stage._as_worker(schedules.tick)
         stage._as_worker(sweeping.sweep)
         restore.tend()
+        yield from _refused(_asked(stage, turn), seen)
     down = RestoreFence.objects.get()
     seen[f"came down as {down.reason}" if down.is_down else "the same ledger"] += 1
     if not down.is_down:
@@ -100,6 +126,25 @@ def _still(stage: Backup, *, before: int, lost: int, seen: Counter[str]) -> Iter
         yield f"{lost} calls were lost, and the fence came down as {down.reason}"
     if sum(stage.world.calls.values()) != before:
         yield "a call left before the release"
+
+
+def _asked(stage: Backup, turn: int) -> Outcome:
+    """Somebody asks for something that nobody has asked for before."""
+    order = f"{stage.name}-new-{turn}"
+    identity = Identity(
+        tenant="drill", workflow_type="after the restore", workflow_id=order, step="refund", business_object=order
+    )
+    provider, action, rest = next(iter(ACTIONS.values()))
+    intent = Intent(identity=identity, provider=provider, action=action, request={"order": order, **rest})
+    return executor.perform(intent, actor=AGENT)
+
+
+def _refused(outcome: Outcome, seen: Counter[str]) -> Iterator[str]:
+    """It is recorded, as what may have been done in the lost time, and not sent. The calls are counted at the end."""
+    if (outcome.state, outcome.reason_code) == ("ambiguous", "restored"):
+        seen["new intents refused before the release"] += 1
+    else:
+        yield f"a new intent before the release became {outcome.state} ({outcome.reason_code})"
 
 
 def _released(stage: Backup, seen: Counter[str]) -> Iterator[str]:
@@ -132,13 +177,15 @@ def part(asked: Asked) -> Told:
     seen: Counter[str] = Counter()
     kept = settings.AFTERCALL_ANCHOR
     for number in range(points):
-        with boundaries.installed():
-            try:
-                found = list(point(asked.folder, number, asked.seed, seen))
-            except Killed:
-                found = ["a worker was killed that should not be"]
+        try:
+            found = list(point(asked.folder, number, asked.seed, seen))
+        except Killed:
+            found = ["a worker was killed that should not be"]
         failures += [{"point": number, "seed": asked.seed + number, "problem": problem} for problem in found]
     settings.AFTERCALL_ANCHOR = kept
+    refused = seen["new intents refused before the release"]
+    if refused != 3 * points:
+        failures.append(f"{refused} new intents were refused before the release, not {3 * points}")
     return Told(
         name="restored from a backup",
         asks="A backup is brought back: does anything leave before the release, or happen twice after it?",
