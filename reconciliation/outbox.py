@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -30,7 +30,7 @@ from . import consent, keys, sealing, transition
 from .actors import Actor
 from .claims import Intent
 from .keys import Identity, InvalidField
-from .models import Message
+from .models import Limit, Message
 from .policy import ErrorClass, RetryPolicy
 from .providers.base import Json
 from .states import MessageState
@@ -157,8 +157,7 @@ def intent_of(message: Message) -> Intent:
         request=json.loads(sealing.open_bytes(message.request_sealed)),
         requested_by=message.requested_by,
         on_behalf_of=message.on_behalf_of,
-        # So late it was meant, however late it is published: too old an intent is refused and not done.
-        intended_at=message.intended_at,
+        intended_at=_intended_at(message),
         retry=RetryPolicy(
             **{**retry, "intervals": tuple(retry["intervals"]), "never": frozenset(map(ErrorClass, retry["never"]))}
         )
@@ -174,6 +173,18 @@ def intent_of(message: Message) -> Intent:
         else None,
         owners=tuple(terms["owners"]),
     )
+
+
+def _intended_at(message: Message) -> datetime:
+    """When it was meant, however late it is published: too old an intent is refused and not done.
+
+    The moment of its transaction shows nothing after a restore: the lost time may have put the same identity and done
+    it, and business code puts it anew because its table was restored too. Only what the caller stated shows it as new.
+    """
+    if message.intended_at != message.created_at:
+        return message.intended_at
+    released_at = Limit.objects.filter(kind="replay", lifted_at__isnull=True).values_list("since", flat=True).first()
+    return min(message.created_at, released_at or message.created_at)
 
 
 # The wake-up, which may be lost: the beat asks again

@@ -7,9 +7,10 @@ The backup brings back the business's own table too, as it is one database with 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from reconciliation import executor, publishing, sweeping
+from reconciliation import executor, publishing, restore, sweeping
 from reconciliation.models import JournalEntry, Message, Operation
 from tests.book import DESK, Shelf, entry
 from tests.database import Clock
@@ -67,13 +68,69 @@ def test_while_the_fence_is_down_messages_become_operations_and_nothing_is_sent(
     assert (Message.objects.get().state, len(clerk.calls)) == ("published", sent)
 
 
-def test_a_message_from_after_the_release_is_new(clerk: Clerk, clock: Clock, backup: Take) -> None:
+def test_a_message_that_is_put_anew_after_the_release_is_looked_up_since_the_lost_time_may_have_done_it(
+    clerk: Clerk, clock: Clock, backup: Take
+) -> None:
+    earlier = backup()
+    put(wish())
+    sweeping.sweep()
+    assert Operation.objects.get().state == "succeeded"
+    restored(earlier)
+    sent = len(clerk.calls)
+    clock.advance(5)
+    put(wish())  # an upstream delivers its order once more, and business code does what it always does
+    clerk.sees(found("r-1"))
+    swept(clock)
+    operation = Operation.objects.get(workflow_id="told")
+    assert (operation.state, operation.basis, len(clerk.calls)) == ("succeeded", "look_up", sent)
+
+
+def test_the_mail_of_a_local_effect_that_is_done_again_is_looked_up_before_it_goes_out_again(
+    book: Shelf, clerk: Clerk, clock: Clock, backup: Take, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("tests.book.letter_of", lambda call: order(workflow_id=call.key[:40]))
+    pk = executor.submit(entry("tell"), actor=AGENT).pk
+    earlier = backup()
+    swept(clock, rounds=2)
+    assert (row(pk).state, len(clerk.calls)) == ("succeeded", 1)
+    restored(earlier)
+    sent = len(clerk.calls)
+    clerk.sees(found("r-1"))
+    swept(clock)
+    assert (row(pk).state, book.rows()) == ("succeeded", 1)
+    told = Operation.objects.get(provider="clerk", workflow_id=row(pk).key[:40])
+    assert (told.state, told.basis, len(clerk.calls)) == ("succeeded", "look_up", sent), "the customer got one mail"
+
+
+def test_a_message_whose_caller_says_that_it_is_new_is_done_at_once(clerk: Clerk, clock: Clock, backup: Take) -> None:
     restored(backup())
     sent = len(clerk.calls)
     clock.advance(5)
+    put(replace(wish(), intended_at=clock.now()))
+    clock.advance(1)
+    sweeping.sweep()
+    assert (Operation.objects.get(workflow_id="told").state, len(clerk.calls)) == ("succeeded", sent + 1)
+
+
+def test_a_message_is_new_by_itself_when_the_replay_window_is_over(clerk: Clerk, clock: Clock, backup: Take) -> None:
+    restored(backup())
+    sent = len(clerk.calls)
+    clock.advance(days=31)
+    restore.tend()
     put(wish())
     sweeping.sweep()
     assert (Operation.objects.get(workflow_id="told").state, len(clerk.calls)) == ("succeeded", sent + 1)
+
+
+def test_a_message_that_waited_too_long_is_refused_all_the_same_after_a_restore(
+    clerk: Clerk, clock: Clock, backup: Take
+) -> None:
+    pk = put(wish())
+    clock.advance(days=400)
+    restored(backup())
+    sweeping.sweep()
+    message = Message.objects.get(pk=pk)
+    assert (message.state, message.problem) == ("stuck", "too_old")
 
 
 def test_a_local_effect_of_the_lost_time_is_lost_with_its_row_and_is_done_again(
