@@ -26,8 +26,16 @@ UNREADABLE: Json = {"unreadable": True}  # the provider could not be asked: what
 
 
 def needed(consent: Consent | None, request: Json) -> bool:
-    """Whether this request may be sent only after a person agreed to it."""
-    return consent is not None and (consent.when is None or bool(consent.when(request)))
+    """Whether this request may be sent only after a person agreed to it.
+
+    Raises InvalidField where the declared condition raises: what nobody can judge is neither sent nor asked about.
+    """
+    if consent is None or consent.when is None:
+        return consent is not None
+    try:
+        return bool(consent.when(request))
+    except Exception as error:
+        raise keys.InvalidField("consent", "cannot be judged: its condition raised") from error
 
 
 def text(consent: Consent) -> str:

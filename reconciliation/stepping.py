@@ -21,6 +21,10 @@ log = structlog.get_logger(__name__)
 STANDS_IN_THE_WAY = (transition.OlderVersionOpen, transition.OlderVersionWaiting, transition.NewerVersionExists)
 
 
+class CannotBeBuilt(Exception):
+    """The code that a workflow declares for a step raised; its cause is what it raised."""
+
+
 def stay(run: Run, lease: Held, *, seconds: float) -> None:
     """Prolong the run's lease for what comes now. Raises StaleGeneration where it is over."""
     if transition.heartbeat_run(run.subject, generation=lease.generation, seconds=seconds) is None:
@@ -30,7 +34,7 @@ def stay(run: Run, lease: Held, *, seconds: float) -> None:
 def send(run: Run, name: str, build: Callable[[], Intent], lease: Held) -> tuple[str, str] | None:
     """Perform the step that `build` describes, once. Returns (step, reason) where the run must stop for a person."""
     try:
-        intent = build()
+        intent = _built(build)
         stay(run, lease, seconds=leases.with_margin(lease_seconds(registry.spec(intent.provider, intent.action))))
         executor.perform(intent, actor=Actor(id=workers.me(), kind="worker"))
     except claims.FingerprintMismatch:
@@ -39,7 +43,17 @@ def send(run: Run, name: str, build: Callable[[], Intent], lease: Held) -> tuple
         return name, refusal.verdict
     except sealing.CannotOpen:
         return name, "request_unreadable"
-    except (InvalidField, registry.Unregistered, KeyError, TypeError, ValueError) as error:
-        log.error("step_cannot_be_built", run=run.pk, step=name, **fault(error))
+    except (InvalidField, registry.Unregistered, KeyError, TypeError, ValueError, CannotBeBuilt) as error:
+        log.error("step_cannot_be_built", run=run.pk, step=name, **fault(error.__cause__ or error))
         return name, "step_cannot_be_built"
     return None
+
+
+def _built(build: Callable[[], Intent]) -> Intent:
+    """The intent, by the declaration's own code, which may raise anything: unheard, it would run for ever."""
+    try:
+        return build()
+    except (sealing.CannotOpen, *claims.DATABASE_ERRORS):
+        raise
+    except Exception as error:
+        raise CannotBeBuilt from error
