@@ -38,7 +38,7 @@ from .providers.base import Repeat
 from .reconciler import COMMITS_TOGETHER, spec_or_none
 from .retrying import why_not_retryable
 from .states import RUN_TERMINAL, TERMINAL, State
-from .transition import StaleVersion, TransitionRefused, Waived
+from .transition import Shredded, StaleVersion, TransitionRefused, Waived
 
 __all__ = [
     "Actor", "Answer", "Input", "Permission", "Press", "Preview", "Verdict", "act", "answer_of", "previews",
@@ -205,6 +205,8 @@ def _say_new_intent(view: View) -> Say:
     operation = view.operation
     if operation.waived:
         return False, Waived.sentence
+    if operation.shredded_at is not None:
+        return False, Shredded.sentence
     if operation.state not in (State.FAILED_TERMINAL, State.TERMINATED):
         return False, "Possible once it is proven that this one was not applied and will not be tried."
     if operation.state == State.TERMINATED and operation.unknown_attempts:

@@ -131,9 +131,14 @@ def _version(progress: Progress, step: Step, done: Operation) -> int:
 
 
 def undo_intent(progress: Progress, step: Step, *, held: Held | None) -> Intent:
-    """The operation that reverses `step`: the identity of what it undoes, with step `undo:<step>`."""
+    """The operation that reverses `step`: the identity of what it undoes, with step `undo:<step>`.
+
+    Raises Shredded where half of its result is gone: an undo of that half would be another one.
+    """
     assert step.undo is not None
     run, done = progress.run, progress.operations[step.name]
+    if done.shredded_at is not None:
+        raise transition.Shredded(kind=done.subject.kind, pk=done.pk, source=done.state, target=None)
     return Intent(
         identity=Identity(
             tenant=done.tenant,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import structlog
+
 from . import claims, consent, executor, keys, reconciler, registry, transition
 from .actors import Actor
 from .claims import Intent
@@ -15,8 +17,11 @@ from .outcomes import Outcome
 from .policy import RetryPolicy
 from .progress import Progress
 from .providers.base import Verdict
+from .scrub import fault
 from .states import RUN_TERMINAL, State
 from .workflows import Consent, Step
+
+log = structlog.get_logger(__name__)
 
 UNDO_CONSENT = Consent(policy="What this action did is reversed by hand only if two people agree.")
 
@@ -50,7 +55,12 @@ def _readings(text: str) -> Iterator[str | int | bool]:
 
 
 def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operation:
-    """Record the same request as a new intent, due now. Raises OlderVersionOpen where the old one is unknown."""
+    """Record the same request as a new intent, due now.
+
+    Raises NoIntent where that is not all there any more, and OlderVersionOpen where the old one is unknown.
+    """
+    if operation.shredded_at is not None:
+        raise NoIntent(transition.Shredded.sentence)
     spec = registry.spec(operation.provider, operation.action)
     identity = identity_of(operation)
     intent = Intent(
@@ -90,6 +100,8 @@ def why_not_undoable(operation: Operation) -> str:
         return "Nothing is known to reverse. Possible once it is proven to have been applied."
     if operation.undo_of_id is not None:
         return "This one reverses another already; it is not reversed itself."
+    if operation.shredded_at is not None:
+        return "What was sealed of it was shredded, so no undo can be built from it; reverse it at the provider."
     if _undo_step(operation) is None:
         return "Its workflow declares no undo for this step."
     run = operation.run
@@ -123,8 +135,17 @@ def compensate(operation: Operation, *, actor: Actor) -> Outcome:
         raise NoIntent(why)
     _check_it_stands(operation, actor)
     progress = Progress.of(Run.objects.get(pk=run.pk), registry.workflow(run.workflow_type, run.workflow_version))
-    intent = _after_a_failed_one(undo_intent(progress, step, held=None), operation)
+    intent = _after_a_failed_one(_built(progress, step), operation)
     return executor.perform(_asked_by(intent, operation, actor), actor=actor)
+
+
+def _built(progress: Progress, step: Step) -> Intent:
+    """Its undo, as the declaration builds it: from results of other steps too, which may be shredded."""
+    try:
+        return undo_intent(progress, step, held=None)
+    except (InvalidField, KeyError, TypeError, ValueError) as error:
+        log.error("undo_cannot_be_built", run=progress.run.pk, step=step.name, **fault(error))
+        raise NoIntent("Its undo cannot be built from what is on record; reverse it at the provider.") from error
 
 
 def _after_a_failed_one(intent: Intent, operation: Operation) -> Intent:

@@ -38,7 +38,8 @@ class Progress:
     def facts(self) -> Facts:
         """What steps may build their requests from."""
         results: dict[str, Json] = {name: c.value for name, c in self.chosen.items()}
-        results |= {name: o.result for name, o in self.operations.items() if o.state == State.SUCCEEDED}
+        whole = (o for o in self.operations.values() if o.state == State.SUCCEEDED and o.shredded_at is None)
+        results |= {o.step: o.result for o in whole}  # half a result is none
         return Facts(input=self.run.input, results=results)
 
     def done(self, name: str) -> bool:

@@ -44,7 +44,7 @@ def _check_retryable(operation: Operation) -> None:
 def why_not_retryable(operation: Operation) -> str:
     """Empty where a retry with the same key is allowed by what is known; else why not, and what would allow it."""
     if operation.shredded_at is not None:
-        return "Its request was shredded, so there is nothing left to send; a new intent is needed."
+        return transition.Shredded.sentence
     if operation.waived and operation.state not in (State.PENDING, State.SUCCEEDED):
         return transition.Waived.sentence
     if operation.state in (State.READY, State.FAILED_RETRYABLE):

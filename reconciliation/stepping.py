@@ -18,7 +18,9 @@ from .states import Kind
 log = structlog.get_logger(__name__)
 
 # Refusals that waiting does not cure: the run would come back with the same one for ever.
-STANDS_IN_THE_WAY = (transition.OlderVersionOpen, transition.OlderVersionWaiting, transition.NewerVersionExists)
+STANDS_IN_THE_WAY = (
+    transition.OlderVersionOpen, transition.OlderVersionWaiting, transition.NewerVersionExists, transition.Shredded,
+)  # fmt: skip
 
 
 class CannotBeBuilt(Exception):

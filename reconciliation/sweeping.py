@@ -79,7 +79,7 @@ def _retry(operation: Operation) -> None:
     try:
         retrying.retry(operation.pk, version=operation.version)
     except retrying.NotRetryable:
-        call_a_person(operation, "seen_after_all")
+        call_a_person(operation, "shredded" if operation.shredded_at is not None else "seen_after_all")
     except registry.Unregistered as missing:
         _leave_to_others(operation, missing)
     except CannotOpen:

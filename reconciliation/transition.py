@@ -159,7 +159,7 @@ class OlderVersionWaiting(TransitionRefused):
 class Shredded(TransitionRefused):
     verdict, sentence = (
         "shredded",
-        "Its request was shredded, so there is nothing left to send; a new intent is needed.",
+        "What was sealed of it was shredded, so it cannot be sent; submit it anew with a higher intent_version.",
     )
 
 
