@@ -24,6 +24,7 @@ from tests.timetable import OLGA
 pytestmark = pytest.mark.processes
 
 SLOTS = 200 if ALL_ROUNDS else 20
+LAST = 10 * SLOTS  # which of four beats comes first is chance, and a busy machine does not share it out evenly
 OTHERS = 3
 
 
@@ -57,20 +58,23 @@ def test_four_beats_of_which_one_is_killed_make_each_expected_run_once(desk: Des
     beats = [desk.worker(do="beat") for _ in range(OTHERS)]
     for beat in (doomed, *beats):
         beat.reached("began")
-    for number in range(SLOTS):
-        desk.clock.set(first + timedelta(minutes=number, seconds=1))
-        wait_until(partial(moved_on, number + 1, doomed, boundary), seconds=30)
+    made = 0
+    while made < SLOTS or doomed is not None:
+        assert made < LAST, "the beat that was to be killed never came first"
+        desk.clock.set(first + timedelta(minutes=made, seconds=1))
+        wait_until(partial(moved_on, made + 1, doomed, boundary), seconds=30)
         if doomed is not None and doomed.has_reached(boundary):
-            assert stands_at(boundary, number)
+            assert stands_at(boundary, made)
             doomed.kill()
             doomed = None
             beats.append(desk.worker(do="beat"))  # as a deployment would start another one
-            wait_until(partial(moved_on, number + 1, None, boundary), seconds=30)
-    assert doomed is None, "the beat that was to be killed never came first"
+            beats[-1].reached("began")
+            wait_until(partial(moved_on, made + 1, None, boundary), seconds=30)
+        made += 1
     for beat in beats:
         beat.stop()
     assert min(beat.ended()["answer"] for beat in beats) > 0
-    check_each_ran_once(desk)
+    check_each_ran_once(desk, made)
 
 
 def moved_on(due: int, doomed: Worker | None, boundary: str) -> bool:
@@ -78,14 +82,14 @@ def moved_on(due: int, doomed: Worker | None, boundary: str) -> bool:
     return started() == due or (doomed is not None and doomed.has_reached(boundary))
 
 
-def check_each_ran_once(desk: Desk) -> None:
+def check_each_ran_once(desk: Desk, made: int) -> None:
     """As many slots as minutes, one run each, and one effect for each step of a run."""
-    assert Slot.objects.filter(job=Job.objects.get()).count() == started() == SLOTS
+    assert Slot.objects.filter(job=Job.objects.get()).count() == started() == made
     runs = Run.objects.filter(workflow_type="three_steps")
-    assert runs.count() == runs.values("workflow_id").distinct().count() == SLOTS
-    assert Slot.objects.exclude(run=None).values("run").distinct().count() == SLOTS
-    desk.come_to_rest(rounds=SLOTS + 20)
+    assert runs.count() == runs.values("workflow_id").distinct().count() == made
+    assert Slot.objects.exclude(run=None).values("run").distinct().count() == made
+    desk.come_to_rest(rounds=made + 20)
     desk.check()
     assert set(runs.values_list("state", flat=True)) == {"succeeded"}
-    assert Operation.objects.count() == 3 * SLOTS
-    assert (desk.world.pay.count(), desk.world.mail.count()) == (SLOTS, SLOTS)
+    assert Operation.objects.count() == 3 * made
+    assert (desk.world.pay.count(), desk.world.mail.count()) == (made, made)

@@ -181,12 +181,13 @@ def _beat_and_sweep(job: Job) -> Any:
 
 
 def _beat(job: Job) -> int:
-    """One beat after the other until the file `stop` is there. Answers how many there were."""
+    """One beat after the other until the file `stop` is there, at least one. Answers how many there were."""
     beats = 0
-    while not (Path(job["folder"]) / "stop").exists():
+    while True:
         tasks.beat_once()
         beats += 1
-    return beats
+        if (Path(job["folder"]) / "stop").exists():
+            return beats
 
 
 def _sweep(job: Job) -> Any:
