@@ -1,4 +1,4 @@
-"""What a person may do with a schedule: permission, version and token are checked here, schedules.py writes."""
+"""What a person may do with a schedule: permission, version, token are checked here; schedules.py, backlog.py write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,20 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from . import fence, keyless, occurrences, pressing, registry, schedules, sealing, second_person, transition
+from . import (
+    backlog,
+    expected,
+    fence,
+    keyless,
+    occurrences,
+    pressing,
+    registry,
+    schedules,
+    sealing,
+    second_person,
+    slots,
+    transition,
+)  # fmt: skip
 from .actors import Actor, Permission
 from .keys import InvalidField
 from .models import Job, Slot
@@ -75,7 +88,7 @@ def preview(job: Job | None, terms: Terms, *, now: datetime) -> Change:
     """Old and new next times, to be shown before saving. Raises Refused where `terms` cannot be saved."""
     _check(job, terms, now)
     new = occurrences.upcoming(_plan(terms, _anchor(job, terms, now)), now, SHOWN_NEXT)
-    old = [] if job is None or not job.enabled else occurrences.upcoming(schedules.plan_of(job), now, SHOWN_NEXT)
+    old = [] if job is None or not job.enabled else occurrences.upcoming(expected.plan_of(job), now, SHOWN_NEXT)
     return Change(old=old, new=new, warnings=list(_warnings(job, new, now)))
 
 
@@ -184,7 +197,7 @@ def _set(job: Job, terms: Terms, now: datetime) -> None:
     """Put the terms in place. Missed starts that wait their turn go on waiting, unless the times are other ones."""
     anew = not job.pk or any(getattr(job, name) != getattr(terms, name) for name in ("kind", "expression", "zone"))
     if anew and job.pk:
-        schedules.pass_due(job, until=now, reason="terms_changed")
+        backlog.pass_due(job, until=now, reason="terms_changed")
     job.anchor = _anchor(job if job.pk else None, terms, now)
     for name in ("kind", "expression", "zone", "workflow", "missed", "max_catch_up", "overlap", "start_deadline",
                  "max_run_time"):  # fmt: skip
@@ -194,7 +207,7 @@ def _set(job: Job, terms: Terms, now: datetime) -> None:
         shown = registry.workflow(terms.workflow).shown
         job.input_shown, job.input_sealed = sealing.split(terms.input or {}, shown)
     if job.enabled and (anew or job.next_at is None):
-        schedules.expect_from(job, now)
+        expected.expect_from(job, now)
 
 
 def _accepts(terms: Terms) -> bool:
@@ -266,10 +279,10 @@ def switch(job: Job, *, on: bool, version: int, token: UUID, actor: Actor, reaso
 
         def change() -> None:
             if not on:
-                schedules.pass_over(fresh, until=now, reason="job_disabled", actor=actor)
+                backlog.pass_over(fresh, until=now, reason="job_disabled", actor=actor)
             fresh.enabled, fresh.next_at = on, None
             if on:
-                schedules.expect_from(fresh, now)
+                expected.expect_from(fresh, now)
 
         return _write(fresh, "job_enabled" if on else "job_disabled", actor, reason, change)
 
@@ -306,7 +319,7 @@ def run_now(job: Job, *, fill: int | str | None, version: int, token: UUID, acto
         else:
             slot = schedules.by_hand(fresh, now)
         schedules.start(fresh, slot, actor=actor)
-        schedules.record(fresh, slot, actor=actor, reason=reason)
+        slots.record(fresh, slot, actor=actor, reason=reason)
         if slot.run is None:
             raise Refused("", "The workflow refused this input, so no run was started.")
         return f"Run {slot.run.workflow_id} is started."
@@ -319,7 +332,7 @@ def _slot_to_fill(job: Job, pk: int) -> Slot:
     slot = Slot.objects.filter(job=job, pk=pk, state__in=FILLABLE).first()
     if slot is None:
         raise Refused("", "This expected run has its run already, or waits for it.")
-    return schedules.take_latest(job, slot, reason="filled_by_hand")
+    return backlog.take_latest(job, slot, reason="filled_by_hand")
 
 
 def _slot_of_next(job: Job, now: datetime) -> Slot:
@@ -336,14 +349,14 @@ def answer_missed(job: Job, *, slot: int, run: str, version: int, token: UUID, a
         if asked is None or run not in ("all", "latest", "none"):
             raise Refused("", "Nothing is asked about this any more.")
         if run == "latest":
-            chosen = schedules.take_latest(fresh, asked, reason="filled_by_hand", answered_by=actor.id)
-            schedules.record(fresh, chosen, actor=actor, reason=reason)
+            chosen = backlog.take_latest(fresh, asked, reason="filled_by_hand", answered_by=actor.id)
+            slots.record(fresh, chosen, actor=actor, reason=reason)
             if chosen.pk != asked.pk:
-                schedules.settle_asked(fresh, asked, run_all=False, actor=actor, reason=reason)
+                backlog.settle_asked(fresh, asked, run_all=False, actor=actor, reason=reason)
             return "The latest of them is being started, the others are not run."
         if run == "all":
             _check_run_all(fresh)
-        schedules.settle_asked(fresh, asked, run_all=run == "all", actor=actor, reason=reason)
+        backlog.settle_asked(fresh, asked, run_all=run == "all", actor=actor, reason=reason)
         return "They are being run in order." if run == "all" else "None of them is run."
 
     return _press(job, "answer", deed, version=version, token=token, actor=actor, reason=reason)

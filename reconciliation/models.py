@@ -440,7 +440,7 @@ class Chosen(models.Model):
 class Job(models.Model):
     """A schedule: when a workflow is to run, and what is done about starts that were missed or overlap.
 
-    Written by schedules.py alone. Its runs are found by its name and their scheduled time.
+    Written by schedules.py and backlog.py alone. Its runs are found by its name and their scheduled time.
     """
 
     tenant = models.CharField(max_length=64)

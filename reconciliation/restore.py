@@ -18,7 +18,7 @@ from django.db import transaction
 
 from audit import log as audit
 
-from . import anchor, fence, lost_time, pressing, schedules, transition
+from . import anchor, backlog, fence, lost_time, pressing, transition
 from .actors import Actor, Permission
 from .anchor import AnchorUnreadable, Known
 from .deeds import LONGEST_REASON, NotAllowed, check_reason
@@ -208,7 +208,7 @@ def _release(*, actor: Actor, version: int, reason: str) -> str:
             "Say first what this ledger is." if not down.marking else
             "Operations are still being marked as unknown; the beat does so within moments. Press again then."
         )  # fmt: skip
-    schedules.pass_all_over(reason="restored")
+    backlog.pass_all_over(reason="restored")
     _up(actor, version, reason, adopt=False, fact_code="restore_released")
     return "Released. What is still unknown goes on being looked up; everything else may be sent."
 

@@ -1,28 +1,40 @@
-"""Schedules: the one writer of jobs and their slots. Every expected run becomes a row that says what became of it.
+"""Schedules: with backlog.py and slots.py the writer of jobs and slots. Every expected run becomes a row of its own.
 
 `tick()` decides what is due and starts it. Any number of beats may call it: a job is worked on under its row's lock,
 and the database has one slot an instant and one a local time. A slot is recorded first and its run is started after;
 whoever dies in between leaves a slot that the next beat starts, under the id that follows from job and scheduled time.
-People's presses are in jobs.py.
+Missed starts are in backlog.py, the next expected time in expected.py, rows in slots.py, people's presses in jobs.py.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
 from django.conf import settings
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import F, Q
 
 from audit import log as audit
 from audit.verify import Head
 
-from . import consent, fence, keyless, keys, occurrences, registry, runs, transition, wording
+from . import (
+    backlog,
+    consent,
+    expected,
+    fence,
+    keyless,
+    keys,
+    occurrences,
+    registry,
+    runs,
+    slots,
+    transition,
+    wording,
+)  # fmt: skip
 from .actors import Actor
 from .keys import InvalidField
 from .models import Job, Run, Slot
@@ -31,68 +43,14 @@ from .occurrences import NotASchedule, Occurrence, Overlap, Plan, SlotState
 from .providers.base import Json
 from .scrub import fault
 from .sealing import CannotOpen
+from .slots import BEAT
 from .states import RUN_TERMINAL, RunState
 from .transition import TransitionRefused
 
 log = structlog.get_logger(__name__)
 
-BEAT = Actor(id="system:schedule", kind="system")
 LOOK_FOR = 5.0  # seconds that one beat goes on looking at jobs; it has other duties
 AT_ONCE = 10  # starts of one job in one transaction; what is left waits for the next beat
-SECOND = timedelta(seconds=1)
-
-
-def plan_of(job: Job) -> Plan:
-    """The times of a job. Raises NotASchedule where its zone is not in the zone data here."""
-    return occurrences.plan(kind=job.kind, expression=job.expression, zone=job.zone, anchor=job.anchor)
-
-
-def times_of(job: Job) -> Plan:
-    """The same from its next occurrence on, which stands as it was named, whatever the zone data here make of it."""
-    plan = plan_of(job)
-    assert job.next_at is not None
-    found = plan.latest(job.next_at)
-    if found is not None and found.at == job.next_at:
-        return plan
-    return Promised(plan=plan, first=_promised(job, job.next_at))
-
-
-def _promised(job: Job, next_at: datetime) -> Occurrence:
-    return Occurrence(at=next_at, local=job.next_local or next_at.astimezone(UTC).isoformat())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Promised:
-    """Times of which the first was named by other zone data than those of `plan`.
-
-    It is one occurrence with whatever `plan` calls by the same local time. Otherwise a beat with older data would run
-    that local time once more, at its own instant of it.
-    """
-
-    plan: Plan
-    first: Occurrence
-
-    def after(self, moment: datetime) -> Occurrence | None:
-        """The first occurrence after `moment`, which is not before the first."""
-        found = self.plan.after(moment)
-        return self.plan.after(found.at) if found is not None and found.local == self.first.local else found
-
-    def latest(self, moment: datetime) -> Occurrence | None:
-        """The last occurrence at or before `moment`."""
-        found = self.plan.latest(moment)
-        if moment < self.first.at:
-            return found
-        return self.first if found is None or found.at < self.first.at or found.local == self.first.local else found
-
-    def count(self, first: datetime, last: datetime) -> int:
-        """How many occurrences lie from `first` to `last`, both included."""
-        twin = self.plan.after(self.first.at)
-        twice = twin is not None and twin.local == self.first.local and first <= twin.at <= last
-        return self.plan.count(first, last) + (first <= self.first.at <= last) - twice
-
-    def lost(self, first: datetime, last: datetime) -> list[occurrences.Lost]:
-        """Local times between two occurrences that do not exist."""
-        return self.plan.lost(first, last)
 
 
 def run_id(job: Job, scheduled_for: datetime) -> str:
@@ -197,13 +155,13 @@ def decide(job: Job, now: datetime) -> None:
     if not job.enabled or job.next_at is None or job.next_at > now:
         return
     registry.workflow(job.workflow)
-    plan = times_of(job)
+    plan = expected.times_of(job)
     if job.decided_until is not None and job.next_at <= job.decided_until:
-        _forward(job, plan, job.decided_until)  # it was passed over while its zone was not known
+        slots.forward(job, plan, job.decided_until)  # it was passed over while its zone was not known
     _too_old(job, plan, now)
     if not _missed(job, plan, now):
         _on_time(job, plan, now)
-    _save(job, *EXPECTED)
+    slots.save(job, *expected.EXPECTED)
 
 
 def _missed(job: Job, plan: Plan, now: datetime) -> bool:
@@ -235,22 +193,22 @@ def _too_old(job: Job, plan: Plan, now: datetime) -> None:
     for length, state, reason in _limits(job):
         edge = now - length
         if job.next_at is not None and job.next_at < edge:
-            _pass(job, plan, plan.latest(edge - timedelta(microseconds=1)), state, reason)
+            backlog.pass_range(job, plan, plan.latest(edge - timedelta(microseconds=1)), state, reason)
 
 
 def _skip_missed(job: Job, plan: Plan, now: datetime) -> None:
-    _pass(job, plan, plan.latest(now - grace()), SlotState.MISSED, "missed_skipped")
+    backlog.pass_range(job, plan, plan.latest(now - grace()), SlotState.MISSED, "missed_skipped")
 
 
 def _ask_missed(job: Job, plan: Plan, now: datetime) -> None:
-    _pass(job, plan, plan.latest(now - grace()), SlotState.ASKED, "missed_asked")
+    backlog.pass_range(job, plan, plan.latest(now - grace()), SlotState.ASKED, "missed_asked")
 
 
 def _latest_missed(job: Job, plan: Plan, now: datetime) -> None:
     latest = plan.latest(now)
     if latest is None:
         return
-    _pass(job, plan, plan.latest(latest.at - SECOND), SlotState.MISSED, "missed_superseded")
+    backlog.pass_range(job, plan, plan.latest(latest.at - expected.SECOND), SlotState.MISSED, "missed_superseded")
     _place(job, plan, latest)
 
 
@@ -259,7 +217,7 @@ def _run_all_missed(job: Job, plan: Plan, now: datetime) -> None:
     for _ in range(AT_ONCE):
         if job.next_at is None or job.next_at > now or (job.overlap != Overlap.ALLOW and _busy(job)):
             return
-        _place(job, plan, _at(plan, job.next_at))
+        _place(job, plan, expected.at(plan, job.next_at))
 
 
 _MISSED = {
@@ -273,96 +231,15 @@ _MISSED = {
 def _on_time(job: Job, plan: Plan, now: datetime) -> None:
     for _ in range(AT_ONCE):
         if job.next_at is not None and now - grace() < job.next_at <= now:
-            _place(job, plan, _at(plan, job.next_at))
-
-
-def _at(plan: Plan, moment: datetime) -> Occurrence:
-    found = plan.latest(moment)
-    if found is None or found.at != moment:  # the zone data changed under it: the time itself was promised
-        return Occurrence(at=moment, local=moment.astimezone(UTC).isoformat())
-    return found
-
-
-def _forward(job: Job, plan: Plan, decided: datetime) -> None:
-    following = plan.after(decided)
-    _expect(job, following, decided)
-    if following is not None:
-        _lost_to_gap(job, plan, decided, following.at)
-
-
-EXPECTED = ("next_at", "next_local", "decided_until", "zone_data")  # what _expect() sets
-
-
-def _expect(job: Job, following: Occurrence | None, decided: datetime | None) -> None:
-    """What comes next, by the zone data here; a process with newer data works it out anew."""
-    job.next_at, job.next_local = (following.at, following.local) if following else (None, "")
-    job.decided_until, job.zone_data = decided, min(job.zone_data, occurrences.ZONE_DATA)
-
-
-def expect_from(job: Job, now: datetime) -> None:
-    """For new terms. Never in the past: what was not expected before is not missed now."""
-    job.zone_data = occurrences.ZONE_DATA
-    _expect(job, plan_of(job).after(now), now)
-
-
-def _lost_to_gap(job: Job, plan: Plan, first: datetime, last: datetime) -> None:
-    for lost in plan.lost(first, last):
-        occurrence = Occurrence(at=lost.at, local=lost.local)
-        _insert(job, occurrence, window_start=first, state=SlotState.SKIPPED_GAP, reason_code="gap_of_clock_change",
-                count=lost.count)  # fmt: skip
-
-
-def _pass(job: Job, plan: Plan, last: Occurrence | None, state: str, reason: str) -> None:
-    """Record the occurrences from next_at to `last` as one row, and go on behind them."""
-    if last is None or job.next_at is None or last.at < job.next_at:
-        return
-    window = _window_start(job, plan, job.next_at)
-    first: Occurrence | None = _at(plan, job.next_at)
-    while first is not None and first.at <= last.at and _has_slot(job, first):  # a person ran it before its time
-        _insert(job, first, window_start=window, state=state, reason_code=reason)  # a row where zone data moved it
-        first = plan.after(first.at)
-    if first is not None and first.at <= last.at:
-        count = plan.count(first.at, last.at) - _known(job, first.at, last.at)
-        of_range = {"until": last.at, "terms": _times(job)} if count > 1 else {}
-        _insert(job, first, window_start=window, state=state, reason_code=reason, count=count, **of_range)
-    _forward(job, plan, last.at)
-
-
-def _has_slot(job: Job, occurrence: Occurrence) -> bool:
-    found = Slot.objects.filter(Q(scheduled_for=occurrence.at) | Q(local=occurrence.local), job=job)
-    return found.exclude(state=SlotState.SKIPPED_GAP).exists()
-
-
-def _known(job: Job, first: datetime, last: datetime) -> int:
-    known = Slot.objects.filter(job=job, scheduled_for__range=(first, last), manual=False)
-    return known.exclude(state=SlotState.SKIPPED_GAP).count()
-
-
-def _times(job: Job) -> Json:
-    return {"kind": job.kind, "expression": job.expression, "zone": job.zone, "anchor": job.anchor.isoformat()}
+            _place(job, plan, expected.at(plan, job.next_at))
 
 
 def _place(job: Job, plan: Plan, occurrence: Occurrence) -> None:
     """The slot of one occurrence that is to run now, by the overlap policy."""
     state, reason, behind = _by_overlap(job)
-    window = _window_start(job, plan, occurrence.at)
-    _insert(job, occurrence, window_start=window, state=state, reason_code=reason, behind=behind)
-    _forward(job, plan, occurrence.at)
-
-
-def _window_start(job: Job, plan: Plan, moment: datetime) -> datetime:
-    """The end of the window before, whatever the terms were then: no moment is in two windows or in none."""
-    earlier = Slot.objects.filter(job=job, manual=False, scheduled_for__lt=moment)
-    last = earlier.exclude(state__in=_NO_WINDOW).order_by("-scheduled_for").first()
-    return min(last.until or last.scheduled_for, moment) if last else _before(plan, moment)
-
-
-_NO_WINDOW = (SlotState.SKIPPED_GAP, SlotState.SKIPPED_REPEAT)
-
-
-def _before(plan: Plan, moment: datetime) -> datetime:
-    earlier = plan.latest(moment - SECOND)
-    return earlier.at if earlier else moment
+    window = slots.window_start(job, plan, occurrence.at)
+    slots.insert(job, occurrence, window_start=window, state=state, reason_code=reason, behind=behind)
+    slots.forward(job, plan, occurrence.at)
 
 
 def _by_overlap(job: Job) -> tuple[str, str, Run | None]:
@@ -382,36 +259,6 @@ def _busy(job: Job) -> bool:
 def _active(job: Job) -> Any:
     """Runs of the job that have not ended, oldest first."""
     return Run.objects.filter(slots__job=job, slots__open=True).exclude(state__in=RUN_TERMINAL).order_by("pk")
-
-
-def _insert(job: Job, occurrence: Occurrence, **columns: Any) -> Slot | None:
-    """One row, once; what is not to be started is a decision and goes into the audit log."""
-    now = transition.database_now()
-    row = Slot(job=job, scheduled_for=occurrence.at, local=occurrence.local, shifted=occurrence.shifted,
-               created_at=now, updated_at=now, **columns)  # fmt: skip
-    if not _inserted(row):
-        if Slot.objects.filter(job=job, scheduled_for=occurrence.at).exists():
-            return None
-        # Other zone data puts the same local time to another instant; it has had its run.
-        row = Slot(job=job, scheduled_for=occurrence.at, local=f"{occurrence.local} again", created_at=now,
-                   updated_at=now, state=SlotState.SKIPPED_REPEAT, reason_code="local_time_ran_already",
-                   window_start=columns["window_start"])  # fmt: skip
-        if not _inserted(row):
-            return None
-    if row.state not in (SlotState.DUE, SlotState.QUEUED):
-        record(job, row, actor=BEAT)
-    return row
-
-
-def _inserted(slot: Slot) -> bool:
-    try:
-        with transaction.atomic():
-            slot.save(force_insert=True)
-    except IntegrityError as error:
-        if "slot_once" in str(error) or "slot_local_once" in str(error):
-            return False
-        raise
-    return True
 
 
 # Starting
@@ -435,8 +282,8 @@ def _late_for_good(job: Job, slot: Slot) -> bool:
     late = transition.database_now() - slot.scheduled_for
     for length, state, reason in _limits(job):
         if late > length:
-            _settle(slot, state=state, reason_code=reason)
-            record(job, slot, actor=BEAT)
+            slots.settle(slot, state=state, reason_code=reason)
+            slots.record(job, slot, actor=BEAT)
             return True
     return False
 
@@ -452,7 +299,7 @@ def _out_of_the_way(job: Job, slot: Slot) -> bool:
         return False
     for run in before:
         if not _cancelled(run, because=f"{run_id(job, slot.scheduled_for)} is due"):
-            _settle(slot, reason_code="previous_not_cancelled", behind=run)
+            slots.settle(slot, reason_code="previous_not_cancelled", behind=run)
             return False
     return True
 
@@ -463,10 +310,10 @@ def _wait_for_a_person(job: Job, slot: Slot, *, behind: Run) -> None:
     """
     newer = Slot.objects.filter(job=job, state=SlotState.DUE, manual=False, scheduled_for__gt=slot.scheduled_for)
     if slot.manual or not newer.exists():
-        _settle(slot, reason_code="previous_needs_person", behind=behind)
+        slots.settle(slot, reason_code="previous_needs_person", behind=behind)
         return
-    _settle(slot, state=SlotState.SKIPPED_OVERLAP, reason_code="previous_needs_person", behind=behind)
-    record(job, slot, actor=BEAT)
+    slots.settle(slot, state=SlotState.SKIPPED_OVERLAP, reason_code="previous_needs_person", behind=behind)
+    slots.record(job, slot, actor=BEAT)
 
 
 def _cancelled(run: Run, *, because: str) -> bool:
@@ -481,7 +328,7 @@ def _cancelled(run: Run, *, because: str) -> bool:
 
 def start(job: Job, slot: Slot, *, actor: Actor = BEAT) -> None:
     """Start the run of a slot, in the caller's transaction. A refused run is said so on the slot."""
-    name = f"{job.name}@hand:{_text(slot.scheduled_for)}" if slot.manual else run_id(job, slot.scheduled_for)
+    name = f"{job.name}@hand:{slots.text(slot.scheduled_for)}" if slot.manual else run_id(job, slot.scheduled_for)
     try:
         with transaction.atomic():
             run = runs.start(job.workflow, tenant=job.tenant, workflow_id=name, input=input_of(job, slot),
@@ -489,13 +336,13 @@ def start(job: Job, slot: Slot, *, actor: Actor = BEAT) -> None:
                              intended_at=slot.scheduled_for)  # fmt: skip
     except (InvalidField, runs.RunMismatch) as refused:
         log.warning("slot_not_started", job=job.pk, slot=slot.pk, **fault(refused))
-        _settle(slot, state=SlotState.NOT_STARTED, reason_code="run_refused")
-        record(job, slot, actor=actor)
+        slots.settle(slot, state=SlotState.NOT_STARTED, reason_code="run_refused")
+        slots.record(job, slot, actor=actor)
         return
     now = transition.database_now()
     reason = slot.reason_code if slot.reason_code in _KEPT else _punctual(slot, now)
-    _settle(slot, state=SlotState.STARTED, run=run, started_at=now, counted_from=now, reason_code=reason,
-            open=run.state not in RUN_TERMINAL)  # fmt: skip
+    slots.settle(slot, state=SlotState.STARTED, run=run, started_at=now, counted_from=now, reason_code=reason,
+                 open=run.state not in RUN_TERMINAL)  # fmt: skip
     if job.problem:
         Job.objects.filter(pk=job.pk).update(problem="")
 
@@ -526,64 +373,18 @@ def _peel(job: Job) -> None:
     """Take the next starts out of the ranges that a person wants run whole."""
     for held in Slot.objects.filter(job=job, state=SlotState.CATCHING_UP).order_by("scheduled_for")[:1]:
         for _ in range(AT_ONCE):
-            if (job.overlap != Overlap.ALLOW and _busy(job)) or not take_first(job, held):
+            if (job.overlap != Overlap.ALLOW and _busy(job)) or not backlog.take_first(job, held):
                 return
-
-
-def _plan_of_range(job: Job, held: Slot) -> Plan:
-    """The times of a range by the terms under which it was recorded: those of today may name other ones."""
-    if held.terms is None:  # recorded before ranges kept their terms
-        return plan_of(job)
-    return occurrences.plan(**{**held.terms, "anchor": datetime.fromisoformat(held.terms["anchor"])})
-
-
-def take_first(job: Job, held: Slot) -> bool:
-    """Give the first occurrence of a range a slot of its own that is due. False when that was the last."""
-    following = _second(job, held)
-    if following is None:
-        _settle(held, state=SlotState.DUE, reason_code="caught_up", count=1, until=None)
-        return False
-    first = Occurrence(at=held.scheduled_for, local=held.local, shifted=held.shifted)
-    left, window = held.count - 1, held.window_start
-    until = held.until if left > 1 else None
-    _settle(held, scheduled_for=following.at, local=following.local, shifted=following.shifted, count=left,
-            until=until, window_start=first.at)  # fmt: skip
-    _insert(job, first, window_start=window, state=SlotState.DUE, reason_code="caught_up",
-            answered_by=held.answered_by)  # fmt: skip
-    return True
-
-
-def _second(job: Job, held: Slot) -> Occurrence | None:
-    """The next occurrence of a range without a slot of its own; never one behind its end."""
-    if held.count <= 1 or held.until is None:
-        return None
-    plan = _plan_of_range(job, held)
-    found = plan.after(held.scheduled_for)
-    while found is not None and found.at <= held.until:
-        if not _has_slot(job, found):
-            return found
-        found = plan.after(found.at)
-    return None
-
-
-def take_latest(job: Job, held: Slot, *, reason: str, answered_by: str = "") -> Slot:
-    """Give the last occurrence of a range (or the row itself) a slot of its own that is due."""
-    if held.count == 1 or held.until is None:
-        _settle(held, state=SlotState.DUE, reason_code=reason, behind=None, answered_by=answered_by)
-        return held
-    plan = _plan_of_range(job, held)
-    latest, before = _at(plan, held.until), max(_before(plan, held.until), held.scheduled_for)
-    _settle(held, count=held.count - 1, until=before if held.count > 2 else None)
-    slot = _insert(job, latest, window_start=before, state=SlotState.DUE, reason_code=reason, answered_by=answered_by)
-    return slot or Slot.objects.get(job=job, scheduled_for=latest.at)
 
 
 def by_hand(job: Job, now: datetime) -> Slot:
     """A slot for a new intent of a person, beside the schedule."""
     latest = Slot.objects.filter(job=job, manual=False, scheduled_for__lte=now).order_by("-scheduled_for").first()
     begin = (latest.until or latest.scheduled_for) if latest else now
-    occurrence = Occurrence(at=now, local=f"by hand {_text(now)}")
-    slot = _insert(job, occurrence, window_start=begin, manual=True, state=SlotState.DUE, reason_code="started_by_hand")
+    occurrence = Occurrence(at=now, local=f"by hand {slots.text(now)}")
+    slot = slots.insert(
+        job, occurrence, window_start=begin, manual=True, state=SlotState.DUE, reason_code="started_by_hand"
+    )
     assert slot is not None, "the database's clock gives each press a microsecond of its own"
     return slot
 
@@ -591,22 +392,13 @@ def by_hand(job: Job, now: datetime) -> Slot:
 def ahead_of_time(job: Job) -> Slot:
     """The slot of the next occurrence, before its time; at its time there is nothing left to start."""
     assert job.next_at is not None
-    plan = times_of(job)
-    occurrence = _at(plan, job.next_at)
-    window = _window_start(job, plan, occurrence.at)
-    slot = _insert(job, occurrence, window_start=window, state=SlotState.DUE, reason_code="filled_by_hand")
-    _forward(job, plan, occurrence.at)
-    _save(job, *EXPECTED)
+    plan = expected.times_of(job)
+    occurrence = expected.at(plan, job.next_at)
+    window = slots.window_start(job, plan, occurrence.at)
+    slot = slots.insert(job, occurrence, window_start=window, state=SlotState.DUE, reason_code="filled_by_hand")
+    slots.forward(job, plan, occurrence.at)
+    slots.save(job, *expected.EXPECTED)
     return slot or Slot.objects.get(job=job, scheduled_for=occurrence.at)
-
-
-def settle_asked(job: Job, asked: Slot, *, run_all: bool, actor: Actor, reason: str) -> None:
-    """Write down a person's answer about missed starts."""
-    if run_all:
-        _settle(asked, state=SlotState.CATCHING_UP, reason_code="answered_run_all", answered_by=actor.id)
-    else:
-        _settle(asked, state=SlotState.MISSED, reason_code="answered_skip")
-    record(job, asked, actor=actor, reason=reason)
 
 
 # What else the beat sees to
@@ -630,7 +422,7 @@ def _mark_too_long(now: datetime) -> None:
         try:
             with transaction.atomic():
                 _mark(slot.run)
-                _settle(slot, counted_from=None)
+                slots.settle(slot, counted_from=None)
         except TransitionRefused as refusal:  # a holder is at work: looked at again at the next beat
             log.info("run_held_beyond_its_time", run=slot.run.pk, verdict=refusal.verdict)
 
@@ -660,70 +452,16 @@ def _recompute(job: Job) -> None:
     if old is not None:
         # From what was decided last, not from now: a time that the new data put into the past was not decided by any.
         decided = job.decided_until or now
-        _expect(job, plan_of(job).after(decided), decided)
+        expected.expect(job, expected.plan_of(job).after(decided), decided)
     seen, job.zone_data = job.zone_data, occurrences.ZONE_DATA
-    _save(job, *EXPECTED)
-    fact = BEAT.fact("zone_data_changed", zone_data=[seen, job.zone_data], next_at=[_text(old), _text(job.next_at)])
+    slots.save(job, *expected.EXPECTED)
+    fact = BEAT.fact(
+        "zone_data_changed", zone_data=[seen, job.zone_data], next_at=[slots.text(old), slots.text(job.next_at)]
+    )
     audit.append(subject=job.subject, tenant=job.tenant, event="recomputed", fact=fact)
 
 
-def pass_all_over(*, reason: str) -> None:
-    """Do so for every job up to now, in the caller's transaction."""
-    for job in Job.objects.select_for_update().order_by("pk"):
-        pass_over(job, until=transition.database_now(), reason=reason)
-
-
-def pass_over(job: Job, *, until: datetime, reason: str, actor: Actor = BEAT) -> None:
-    """Record every occurrence up to `until` as missed, without a run: for a locked job of which nothing is to start.
-
-    So is what was due and is not started yet: after a restore it may have been started in the past that was lost.
-    """
-    waiting = Slot.objects.filter(job=job, state__in=[SlotState.DUE, SlotState.QUEUED, SlotState.CATCHING_UP])
-    for slot in waiting.order_by("scheduled_for"):
-        _settle(slot, state=SlotState.MISSED, reason_code=reason)
-        record(job, slot, actor=actor)
-    pass_due(job, until=until, reason=reason)
-
-
-def pass_due(job: Job, *, until: datetime, reason: str) -> None:
-    """Record the occurrences up to `until` that are not decided yet as missed, in one row.
-
-    Where the zone is not known here, how many they are is not known either: the first of them stands for all.
-    """
-    if not job.enabled or job.next_at is None or job.next_at > until:
-        return
-    try:
-        plan = times_of(job)
-    except NotASchedule:
-        first = _promised(job, job.next_at)
-        _insert(job, first, window_start=first.at, state=SlotState.MISSED, reason_code=reason)
-        job.decided_until, job.problem = until, "zone_unknown"
-        _save(job, "decided_until", "problem")
-        return
-    _pass(job, plan, plan.latest(until), SlotState.MISSED, reason)
-    _save(job, *EXPECTED)
-
-
 # Writing
-
-
-def _save(job: Job, *columns: str) -> None:
-    job.updated_at = transition.database_now()
-    job.save(update_fields=[*columns, "updated_at"])
-
-
-def _settle(slot: Slot, **columns: Any) -> None:
-    for name, value in columns.items():
-        setattr(slot, name, value)
-    slot.updated_at = transition.database_now()
-    slot.save(update_fields=[*columns, "updated_at"])
-
-
-def record(job: Job, slot: Slot, *, actor: Actor, reason: str = "") -> None:
-    """Put into the audit log what became of a slot."""
-    fact = actor.fact(slot.reason_code, reason=reason, scheduled_for=_text(slot.scheduled_for), state=str(slot.state),
-                      count=slot.count, until=_text(slot.until), behind=slot.behind_id)  # fmt: skip
-    audit.append(subject=job.subject, tenant=job.tenant, event="slot", fact=fact)
 
 
 def write(
@@ -759,7 +497,7 @@ def told(job: Job) -> Json:
     """A job as the audit log tells it: no input, only a keyed hash by which one can be told from another."""
     lengths = {name: str(getattr(job, name) or "") for name in ("max_catch_up", "start_deadline", "max_run_time")}
     names = ("kind", "expression", "zone", "workflow", "missed", "repeats_accepted", "overlap", "enabled")
-    moments = {name: _text(getattr(job, name)) for name in ("anchor", "next_at")}
+    moments = {name: slots.text(getattr(job, name)) for name in ("anchor", "next_at")}
     return {**{name: getattr(job, name) for name in names}, **lengths, **moments, "input": _input_hash(job)}
 
 
@@ -774,7 +512,3 @@ def audit_heads() -> Iterator[Head]:
     """Where each job stands, for the proof that no audit row is missing."""
     for pk, version, enabled in Job.objects.values_list("pk", "version", "enabled").iterator(chunk_size=2000):
         yield Head(f"job:{pk}", version, "on" if enabled else "off")
-
-
-def _text(moment: datetime | None) -> str | None:
-    return moment.astimezone(UTC).isoformat() if moment else None

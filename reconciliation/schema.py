@@ -66,7 +66,7 @@ READ_ONLY = (
 )
 # Bookkeeping that decides nothing.
 WRITABLE = ("reconciliation_worker", "reconciliation_tick", "reconciliation_actiontoken", "reconciliation_signal")
-# Schedules have one writer of their own, schedules.py, which audits; nothing of them is ever deleted.
+# Schedules have one audited writer of their own (schedules.py, backlog.py, slots.py); nothing of them is ever deleted.
 SCHEDULES = ("reconciliation_job", "reconciliation_slot")
 # So has the outbox (outbox.py); what is over goes through ledger_forget_messages() alone, so that none can be lost.
 MESSAGES = ("reconciliation_message",)

@@ -8,7 +8,7 @@ import pytest
 from django.db import transaction
 
 from audit.models import Entry
-from reconciliation import jobs, runs, schedules
+from reconciliation import backlog, jobs, runs, schedules
 from reconciliation.models import Job, Run
 from reconciliation.states import RunState
 from tests import timetable
@@ -104,7 +104,7 @@ def test_one_job_of_an_unknown_zone_does_not_keep_the_others_from_being_passed_o
     Job.objects.filter(pk=lost.pk).update(zone="Mars/Base")
     clock.set(utc("2026-06-10T03:30"))
     with transaction.atomic():
-        schedules.pass_all_over(reason="restored")
+        backlog.pass_all_over(reason="restored")
     assert told(lost) == [("06-10 01:00", "missed", "restored", 1)]
     assert told(other) == [("06-10 01:00", "missed", "restored", 3)]
     assert Job.objects.get(pk=lost.pk).problem == "zone_unknown"

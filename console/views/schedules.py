@@ -21,8 +21,7 @@ from console.job_forms import JobForm, NewJobForm, RunNowForm
 from console.live import signed_in
 from console.stories import Moment, decided_moment
 from console.views import approvals, errors
-from reconciliation import jobs, occurrences, registry, wording
-from reconciliation import schedules as ledger
+from reconciliation import expected, jobs, occurrences, registry, wording
 from reconciliation.actions import Actor, Answer, Permission, Verdict
 from reconciliation.models import Job, Slot
 from reconciliation.occurrences import NotASchedule, Occurrence, SlotState
@@ -148,7 +147,7 @@ def _coming(job: Job, now: Any) -> list[Occurrence]:
     if not job.enabled or job.next_at is None:
         return []
     try:
-        return occurrences.upcoming(ledger.plan_of(job), now, 5)[::-1]
+        return occurrences.upcoming(expected.plan_of(job), now, 5)[::-1]
     except NotASchedule:
         return []
 

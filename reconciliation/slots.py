@@ -1,0 +1,108 @@
+"""Slots, row by row: one for each expected run, once, with the end of the window before it and a word in the audit log.
+
+For the modules of schedules alone (schedules.py, backlog.py), which decide what becomes of a slot.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q
+
+from audit import log as audit
+
+from . import expected, transition
+from .actors import Actor
+from .models import Job, Slot
+from .occurrences import Occurrence, Plan, SlotState
+
+BEAT = Actor(id="system:schedule", kind="system")
+
+
+def insert(job: Job, occurrence: Occurrence, **columns: Any) -> Slot | None:
+    """One row, once; what is not to be started is a decision and goes into the audit log."""
+    now = transition.database_now()
+    row = Slot(job=job, scheduled_for=occurrence.at, local=occurrence.local, shifted=occurrence.shifted,
+               created_at=now, updated_at=now, **columns)  # fmt: skip
+    if not _inserted(row):
+        if Slot.objects.filter(job=job, scheduled_for=occurrence.at).exists():
+            return None
+        # Other zone data puts the same local time to another instant; it has had its run.
+        row = Slot(job=job, scheduled_for=occurrence.at, local=f"{occurrence.local} again", created_at=now,
+                   updated_at=now, state=SlotState.SKIPPED_REPEAT, reason_code="local_time_ran_already",
+                   window_start=columns["window_start"])  # fmt: skip
+        if not _inserted(row):
+            return None
+    if row.state not in (SlotState.DUE, SlotState.QUEUED):
+        record(job, row, actor=BEAT)
+    return row
+
+
+def _inserted(slot: Slot) -> bool:
+    try:
+        with transaction.atomic():
+            slot.save(force_insert=True)
+    except IntegrityError as error:
+        if "slot_once" in str(error) or "slot_local_once" in str(error):
+            return False
+        raise
+    return True
+
+
+def has_slot(job: Job, occurrence: Occurrence) -> bool:
+    """Whether something became of it already, under its instant or under its local time."""
+    found = Slot.objects.filter(Q(scheduled_for=occurrence.at) | Q(local=occurrence.local), job=job)
+    return found.exclude(state=SlotState.SKIPPED_GAP).exists()
+
+
+def window_start(job: Job, plan: Plan, moment: datetime) -> datetime:
+    """The end of the window before, whatever the terms were then: no moment is in two windows or in none."""
+    earlier = Slot.objects.filter(job=job, manual=False, scheduled_for__lt=moment)
+    last = earlier.exclude(state__in=_NO_WINDOW).order_by("-scheduled_for").first()
+    return min(last.until or last.scheduled_for, moment) if last else expected.before(plan, moment)
+
+
+_NO_WINDOW = (SlotState.SKIPPED_GAP, SlotState.SKIPPED_REPEAT)
+
+
+def forward(job: Job, plan: Plan, decided: datetime) -> None:
+    """Go on behind what was decided, with a row for local times on the way that do not exist. To be saved."""
+    following = plan.after(decided)
+    expected.expect(job, following, decided)
+    if following is not None:
+        _lost_to_gap(job, plan, decided, following.at)
+
+
+def _lost_to_gap(job: Job, plan: Plan, first: datetime, last: datetime) -> None:
+    for lost in plan.lost(first, last):
+        occurrence = Occurrence(at=lost.at, local=lost.local)
+        insert(job, occurrence, window_start=first, state=SlotState.SKIPPED_GAP, reason_code="gap_of_clock_change",
+               count=lost.count)  # fmt: skip
+
+
+def save(job: Job, *columns: str) -> None:
+    """Save what a beat changed of a locked job; no edit, and no version."""
+    job.updated_at = transition.database_now()
+    job.save(update_fields=[*columns, "updated_at"])
+
+
+def settle(slot: Slot, **columns: Any) -> None:
+    """Say what became of a slot; its job is locked."""
+    for name, value in columns.items():
+        setattr(slot, name, value)
+    slot.updated_at = transition.database_now()
+    slot.save(update_fields=[*columns, "updated_at"])
+
+
+def record(job: Job, slot: Slot, *, actor: Actor, reason: str = "") -> None:
+    """Put into the audit log what became of a slot."""
+    fact = actor.fact(slot.reason_code, reason=reason, scheduled_for=text(slot.scheduled_for), state=str(slot.state),
+                      count=slot.count, until=text(slot.until), behind=slot.behind_id)  # fmt: skip
+    audit.append(subject=job.subject, tenant=job.tenant, event="slot", fact=fact)
+
+
+def text(moment: datetime | None) -> str | None:
+    """A moment as the audit log and the ids of runs write it."""
+    return moment.astimezone(UTC).isoformat() if moment else None
