@@ -474,7 +474,7 @@ def heartbeat(subject: Subject, *, generation: int, seconds: float, longest: flo
 
 
 def heartbeat_run(subject: Subject, *, generation: int, seconds: float) -> datetime | None:
-    """Prolong the live lease of a run. None: it is over, stop."""
+    """Prolong the live lease of a run to `seconds` from now, never shorten it. None: it is over, stop."""
     (until,) = _call("SELECT ledger_heartbeat_run(%s, %s, %s::numeric)", [subject.pk, generation, seconds])
     lease: datetime | None = until
     return lease

@@ -933,6 +933,7 @@ BEGIN
     RETURN v_until;
 END $$;
 
+-- Steps that run side by side share one lease: a short one never takes from a long one what that was given.
 CREATE OR REPLACE FUNCTION ledger_heartbeat_run(p_id bigint, p_generation int, p_seconds numeric)
 RETURNS timestamptz LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 #variable_conflict use_column
@@ -941,8 +942,8 @@ DECLARE
 BEGIN
     PERFORM 1 FROM reconciliation_run r WHERE r.id = p_id FOR NO KEY UPDATE;
     UPDATE reconciliation_run r
-       SET lease_until = aftercall_now() + p_seconds * interval '1 second',
-           due_at = aftercall_now() + p_seconds * interval '1 second'
+       SET lease_until = greatest(r.lease_until, aftercall_now() + p_seconds * interval '1 second'),
+           due_at = greatest(r.due_at, aftercall_now() + p_seconds * interval '1 second')
      WHERE r.id = p_id AND r.generation = p_generation AND r.lease_until > aftercall_now()
     RETURNING r.lease_until INTO v_until;
     RETURN v_until;
