@@ -17,7 +17,7 @@ from reconciliation import fence, spool
 from tests import database
 from tests.book import book  # noqa: F401 - fixtures
 from tests.cast import till  # noqa: F401 - fixtures
-from tests.nursery import desk, nursery  # noqa: F401 - fixtures
+from tests.nursery import claims, desk, nursery  # noqa: F401 - fixtures
 from tests.scripted import clerk, shop  # noqa: F401 - fixtures
 from tests.world import whole_world, world  # noqa: F401 - fixtures
 

@@ -35,7 +35,9 @@ from tests.world import World
 
 PROVIDERS = [f"examples.order_desk.providers.{name}" for name in ("pay", "carrier", "mail", "tickets")]
 PROVIDERS.append(BOOK)
+KEYED = ("pay", "carrier")  # these note the key of each call that had an effect
 WORKFLOW = "tests.three_steps.THREE"
+WITH_CLAIMS = {"AFTERCALL_WORKFLOWS": ["examples.order_desk.workflow.DAMAGED_ITEM"]}
 
 
 class Worker:
@@ -163,7 +165,9 @@ class Desk:
         """How often the world has seen it done."""
         if operation.provider == "book":
             return committed(self.clock.connection, reference=operation.key)
-        mark = {"id": operation.request["ticket"]} if "ticket" in operation.request else {"reference": operation.key}
+        # What takes an object back stands beside what made it, under the object's reference: the key tells them apart.
+        mark = {"key" if operation.provider in KEYED else "reference": operation.key}
+        mark = {"id": operation.request["ticket"]} if "ticket" in operation.request else mark
         return self.world.servers[operation.provider].count(**mark)
 
     def sent(self, operation: Operation) -> int:
@@ -236,4 +240,13 @@ def desk(nursery: Nursery, tmp_path: Path, clock: database.Clock, world: World, 
     workers._known.clear()  # the row behind the name went with the test before
     yield Desk(nursery, tmp_path, clock, world)
     nursery.clear()
+    registry.forget()
+
+
+@pytest.fixture
+def claims(desk: Desk, settings: Any) -> Iterator[Desk]:
+    """The order desk with its workflow: in this process, and in each worker that is given WITH_CLAIMS."""
+    settings.AFTERCALL_WORKFLOWS = WITH_CLAIMS["AFTERCALL_WORKFLOWS"]
+    registry.forget()
+    yield desk
     registry.forget()

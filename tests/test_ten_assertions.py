@@ -173,6 +173,7 @@ def test_10_the_whole_story_can_be_read_and_no_secret_in_it(desk: Desk, caplog: 
     for secret in ("card_CANARY5", "sandbox-token", "Bearer"):
         assert secret not in stored
         assert secret not in said
+    assert desk.world.pay.count(order="1002") == 1, "the first was refused, the second made once"
     operation = Operation.objects.get(step="act2")
     told = JournalEntry.objects.filter(operation=operation).order_by("id").values_list("kind", flat=True)
     assert list(told) == ["attempt_started", "no_answer", "finding"]

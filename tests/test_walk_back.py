@@ -12,14 +12,14 @@ import pytest
 from audit.models import Entry
 from console import sagas as sagas_page
 from console.sagas import saga
-from reconciliation import executor, leases, limits, registry, sweeping, transition
+from reconciliation import executor, leases, limits, registry, runs, sweeping, transition
 from reconciliation.models import Approval, Limit, Operation, Run
 from reconciliation.providers.base import Verdict
 from reconciliation.states import ApprovalState, RunState, State
 from tests import saga_workflows as flows
 from tests.scripted import AGENT, OLGA, applied, found, saw
 from tests.test_limits import put
-from tests.test_sagas import DOWN, LOST, REFUSED, answer_by_step, press, sagas, settle, start, states  # noqa: F401 - a fixture
+from tests.test_sagas import CLAIM, DOWN, LOST, REFUSED, answer_by_step, press, sagas, settle, start, states  # noqa: F401 - a fixture
 
 # Cancelling a run that walks back
 
@@ -415,3 +415,37 @@ def test_a_run_that_walks_back_stops_when_its_pivot_turns_out_to_have_been_appli
     ]
     assert press(run, "resume").verdict == "refused"
     assert press(run, "cancel").verdict == "done"
+
+
+# The order desk itself, and its carrier's count
+
+
+def carrier_did(claims: Any) -> list[str]:
+    return [effect["kind"] for effect in claims.world.carrier.effects(order="1002")]
+
+
+@pytest.mark.processes
+def test_at_the_order_desk_nothing_is_undone_after_a_cancel_and_each_undo_once_when_a_person_asks(
+    claims: Any,
+) -> None:
+    claims.world.pay.fault("reject", order="1002", status=422)
+    claims.world.carrier.fault("unavailable", action="pickup.cancel")
+    run = runs.start("damaged_item", tenant="acme", workflow_id="T-77", input=CLAIM, actor=AGENT)
+    runs.advance(run.pk)
+    runs.advance(run.pk)
+    assert states()["undo:schedule_pickup"] == State.FAILED_RETRYABLE
+    assert press(run, "cancel").verdict == "done"
+    arrived = len(claims.world.carrier.requests())
+    for _ in range(10):
+        claims.clock.advance(minutes=10)
+        claims.come_to_rest()
+    run.refresh_from_db()
+    assert (run.state, len(claims.world.carrier.requests())) == (RunState.CANCELLED, arrived)
+    assert carrier_did(claims) == ["label", "pickup"]
+    assert press(run, "compensate_run").verdict == "done"
+    claims.come_to_rest()
+    claims.check()
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    assert carrier_did(claims) == ["label", "pickup", "pickup.cancel", "label.void"]
+    assert claims.world.pay.count() == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,20 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import connections
-from django.test import Client
 from django.urls import reverse
 from django.utils.html import strip_tags
 
 from audit.models import Entry
-from reconciliation import reconciler, registry, runs
+from reconciliation import reconciler, runs
 from reconciliation.actors import Actor
 from reconciliation.models import JournalEntry, Operation, Run
 from tests import cast
-from tests.nursery import Desk
+from tests.nursery import WITH_CLAIMS, Desk
 from tests.processes import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-WORKFLOWS = ["examples.order_desk.workflow.DAMAGED_ITEM"]
 AGENT = Actor(id="agent:desk-2", kind="agent", name="order desk agent")
 CLAIM = {
     "order": "1002",
@@ -43,39 +40,6 @@ CLAIM = {
     "service": "return",
 }
 TO_THE_END = ["create_label", "schedule_pickup", "issue_refund", "send_email", "close_ticket"]
-
-
-@pytest.fixture
-def claims(desk: Desk, settings: Any) -> Iterator[Desk]:
-    """The order desk with its workflow, as every process here knows it."""
-    settings.AFTERCALL_WORKFLOWS = WORKFLOWS
-    registry.forget()
-    yield desk
-    registry.forget()
-
-
-@pytest.fixture
-def visit(browser: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
-    """visit(user) -> a page of a browser of their own; what the console complains of fails the test."""
-    opened, complaints = [], []
-
-    def visit(user: User, *, javascript: bool = True) -> Any:
-        client = Client()
-        client.force_login(user)
-        context = browser.new_context(base_url=live_server.url, java_script_enabled=javascript, timezone_id="UTC")
-        session = {"name": "sessionid", "value": client.cookies["sessionid"].value, "url": live_server.url}
-        context.add_cookies([session, {"name": "zone", "value": "UTC", "url": live_server.url}])
-        context.set_default_timeout(10_000)
-        opened.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-        return page
-
-    yield visit
-    for context in opened:
-        context.close()
-    assert [each for each in complaints if "Failed to load resource" not in each] == []
 
 
 def start_claim() -> Run:
@@ -93,7 +57,7 @@ def lose_the_refund(desk: Desk) -> Operation:
     run = start_claim()
     desk.world.pay.fault("hang_after_effect", order="1002")
     pay_says_nothing(desk)
-    worker = desk.worker(do="advance", pk=run.pk, settings={"AFTERCALL_WORKFLOWS": WORKFLOWS})
+    worker = desk.worker(do="advance", pk=run.pk, settings=WITH_CLAIMS)
     desk.world.pay.await_waiting(seconds=30)
     worker.kill()
     desk.world.pay.release(drop=True)
@@ -103,7 +67,7 @@ def lose_the_refund(desk: Desk) -> Operation:
 
 
 def sweep_in_a_worker(desk: Desk) -> None:
-    worker = desk.worker(do="sweep", settings={"AFTERCALL_WORKFLOWS": WORKFLOWS})
+    worker = desk.worker(do="sweep", settings=WITH_CLAIMS)
     assert worker.ended()["event"] == "ended"
 
 
@@ -337,11 +301,11 @@ def test_two_people_and_automation_retry_at_once_and_share_one_attempt(claims: D
     old = list(JournalEntry.objects.filter(operation=refund).order_by("id").values())
     automation = None
     if first == "automation":
-        automation = claims.worker(do="sweep", settings={"AFTERCALL_WORKFLOWS": WORKFLOWS})
+        automation = claims.worker(do="sweep", settings=WITH_CLAIMS)
         wait_until(lambda: Operation.objects.get(pk=refund.pk).attempts == 2)
     with ThreadPoolExecutor(2) as both:
         pressed = [both.submit(press, people[name], refund, forms[name]) for name in forms]
-        automation = automation or claims.worker(do="sweep", settings={"AFTERCALL_WORKFLOWS": WORKFLOWS})
+        automation = automation or claims.worker(do="sweep", settings=WITH_CLAIMS)
         told = [answer.result() for answer in pressed]
     automation.ended()
     refund.refresh_from_db()
