@@ -8,7 +8,7 @@ after the release, what is not shown to be new is looked up before it is sent, u
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -18,7 +18,7 @@ from django.db import transaction
 
 from audit import log as audit
 
-from . import anchor, backlog, fence, lost_time, pressing, transition
+from . import anchor, backlog, fence, lost_time, pressing, timekeeping, transition
 from .actors import Actor, Permission
 from .anchor import AnchorUnreadable, Known
 from .deeds import LONGEST_REASON, NotAllowed, check_reason
@@ -259,6 +259,15 @@ def _settle_anchor() -> None:
 
 
 # Reading
+
+
+def replays_until() -> datetime | None:
+    """Until when what is not shown to be new is looked up first; None where no replay window is open."""
+    window = Limit.objects.filter(kind="replay", lifted_at__isnull=True).first()
+    if window is None:
+        return None
+    since = max(window.since, timekeeping.put_forward_at() or window.since)
+    return since + timedelta(seconds=window.window_seconds or 0)
 
 
 def found(down: RestoreFence) -> dict[str, Any]:

@@ -43,6 +43,7 @@ INTERNAL = (
     "ledger_end_limit",
     "ledger_wake_held",
     "ledger_latest",
+    "ledger_passed",
     "ledger_follow_back",
     "fence_jump",
     "fence_watch_for_replays",

@@ -12,17 +12,20 @@ import time_machine
 from django.db import connections
 
 from audit.models import Entry
-from reconciliation import reconciler, sweeping, timekeeping, transition, watch
+from reconciliation import fence, reconciler, restore, retention, sweeping, timekeeping, transition, watch
 from reconciliation.executor import perform
-from reconciliation.models import Clock, Operation, Signal
+from reconciliation.models import Clock, Limit, Operation, Signal, Tombstone
 from reconciliation.pressing import Verdict
 from reconciliation.providers.base import OutcomeUnknown
 from reconciliation.states import ApprovalState
+from tests.backups import Backup
 from tests.scripted import AGENT, OLGA, absent, order, row
 from tests.test_approvals import ANN, CLEO, ROOT, asked, do, press, the, unknown
+from tests.test_restore import restored
 
 LOST = OutcomeUnknown("no answer came")
 HOUR = timedelta(hours=1)
+DAY = 86_400
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +203,92 @@ def test_time_that_has_passed_proves_absence_as_ever(clerk, clock, monkeypatch):
         assert looks() == 0
         reconciler.reconcile(pk)
     assert row(pk).state == "failed_retryable"
+
+
+@pytest.fixture
+def backup(superuser_connection: Any) -> Any:
+    """Takes a backup of the database as it is when it is called."""
+    taken: list[Backup] = []
+
+    def take() -> Backup:
+        fence.forward()
+        taken.append(Backup(superuser_connection))
+        return taken[-1]
+
+    yield take
+    for each in taken:
+        each.drop()
+
+
+def released(earlier: Any) -> None:
+    """After the restore and its release, by a beat of the restored database."""
+    restored(earlier)
+    timekeeping.forget()
+    looks()
+
+
+@pytest.mark.parametrize("beat_has_looked", [False, True])
+def test_the_replay_window_does_not_end_because_the_clock_was_set_forward(clerk, clock, backup, beat_has_looked):
+    earlier = backup()
+    assert perform(order(), actor=AGENT).state == "succeeded"
+    released(earlier)
+    sent = len(clerk.calls)
+    clock.jump(31 * DAY)
+    if beat_has_looked:
+        assert looks() > 30 * DAY
+        restore.tend()
+        assert Limit.objects.filter(kind="replay", lifted_at__isnull=True).exists()
+        clock.jump(-31 * DAY)
+        looks()
+        restore.tend()
+    again = perform(order(), actor=AGENT)
+    assert (again.state, again.reason_code, len(clerk.calls)) == ("ambiguous", "restored", sent)
+
+
+def test_the_replay_window_ends_by_time_that_has_passed_and_is_counted_anew_from_a_setting(
+    clerk, clock, backup, monkeypatch
+):
+    released(backup())
+    clock.jump(3600)
+    assert looks() > 3590
+    time_passes(monkeypatch, clock, 30 * DAY - 60)
+    looks()
+    restore.tend()
+    assert Limit.objects.filter(kind="replay", lifted_at__isnull=True).exists()
+    assert abs(restore.replays_until() - clock.now() - timedelta(seconds=60)) < timedelta(seconds=10)
+    time_passes(monkeypatch, clock, 70)
+    looks()
+    restore.tend()
+    assert not Limit.objects.filter(kind="replay", lifted_at__isnull=True).exists()
+    assert perform(order(), actor=AGENT).state == "succeeded"
+
+
+@pytest.mark.parametrize("beat_has_looked", [False, True])
+def test_nothing_is_pruned_because_the_clock_was_set_forward(clerk, clock, monkeypatch, beat_has_looked):
+    pk = perform(order(), actor=AGENT).pk
+    clock.jump(400 * DAY)
+    if beat_has_looked:
+        looks()
+    retention.tend()
+    assert Operation.objects.filter(pk=pk).exists()
+    looks()
+    time_passes(monkeypatch, clock, 200 * DAY)
+    looks()
+    retention.tend()
+    assert not Operation.objects.filter(pk=pk).exists()
+
+
+def test_a_tombstone_is_not_forgotten_because_the_clock_was_set_forward(clerk, clock, monkeypatch):
+    perform(order(), actor=AGENT)
+    time_passes(monkeypatch, clock, 200 * DAY)
+    looks()
+    retention.tend()
+    assert Tombstone.objects.count() == 1
+    clock.jump(20_000 * DAY)
+    looks()
+    retention.tend()
+    again = perform(order(), actor=AGENT)
+    assert (again.reason_code, len(clerk.calls)) == ("pruned", 1)
 
 
 # Looking

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime, timedelta
 from typing import Any
 
 from django.core.exceptions import BadRequest
@@ -18,7 +17,7 @@ from reconciliation import fence, fence_wording
 from reconciliation import restore as domain
 from reconciliation.actions import Permission
 from reconciliation.anchor import AnchorUnreadable
-from reconciliation.models import Limit, Operation, RestoreFence
+from reconciliation.models import Operation, RestoreFence
 from reconciliation.states import State
 
 DEEDS = {"release": domain.release, "adopt": domain.adopt, "begin": domain.begin}
@@ -59,7 +58,7 @@ def _facts(request: HttpRequest, tenants: list[str]) -> dict[str, Any]:
         "may": access.actor_for_all(request).may(Permission.RELEASE),
         "who_may": " and ".join(access.roles_that_may(Permission.RELEASE)),
         "tokens": {name: uuid.uuid4() for name in DEEDS},
-        "replays_until": _replays_until(),
+        "replays_until": domain.replays_until(),
         "answer": pressing.answered(request, actor=access.actor_for_all(request)),
         "section": "health",
     }
@@ -69,11 +68,6 @@ def _unknown(tenants: list[str]) -> dict[str, int]:
     """How many of this person's cases became unknown by a restore and are so still, and how many wait for a person."""
     rows = Operation.objects.of_tenants(tenants).filter(state=State.AMBIGUOUS, reason_code="restored")
     return {"all": rows.count(), "person": rows.filter(escalated_at__isnull=False).count()}
-
-
-def _replays_until() -> datetime | None:
-    window = Limit.objects.filter(kind="replay", lifted_at__isnull=True).first()
-    return window.since + timedelta(seconds=window.window_seconds or 0) if window else None
 
 
 def banner() -> tuple[RestoreFence | None, str]:

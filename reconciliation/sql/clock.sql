@@ -6,6 +6,14 @@ RETURNS timestamptz LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
     SELECT greatest(p_now, (SELECT c.told FROM reconciliation_clock c));
 $$;
 
+-- How much time has surely passed since p_from. What a clock that was set forward only tells of does not count: not up to
+-- the setting that a beat has noticed, nor beyond what the beats have told, for they may be about to notice it.
+CREATE OR REPLACE FUNCTION ledger_passed(p_from timestamptz)
+RETURNS interval LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT least(c.told, aftercall_now()) - greatest(p_from, c.forward_at)
+      FROM (SELECT 1) AS one LEFT JOIN reconciliation_clock c ON true;
+$$;
+
 -- Look at the clock. p_known is what the caller was told at its last look, p_elapsed the seconds since then that it has
 -- measured; both NULL at its first. Gives the time, and by how much the clock was set back (below 0) or forward, once.
 CREATE OR REPLACE FUNCTION ledger_keep_time(p_known timestamptz, p_elapsed numeric, p_tolerance numeric)

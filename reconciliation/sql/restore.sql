@@ -142,7 +142,7 @@ DECLARE
     v_limit reconciliation_limit;
 BEGIN
     SELECT * INTO v_limit FROM reconciliation_limit l WHERE l.kind = 'replay' AND l.lifted_at IS NULL
-       AND l.since + l.window_seconds * interval '1 second' <= aftercall_now() FOR NO KEY UPDATE SKIP LOCKED;
+       AND ledger_passed(l.since) >= l.window_seconds * interval '1 second' FOR NO KEY UPDATE SKIP LOCKED;
     IF v_limit.id IS NULL THEN
         RETURN false;
     END IF;
@@ -162,7 +162,7 @@ BEGIN
     IF p_limit.kind = 'restored' THEN
         RETURN 'restored';
     ELSIF p_op.state <> 'pending' AND p_op.attempts > 0 OR p_op.state = 'pending' AND p_op.attempts > 1
-          OR p_limit.since + p_limit.window_seconds * interval '1 second' <= v_now THEN
+          OR ledger_passed(p_limit.since) >= p_limit.window_seconds * interval '1 second' THEN
         RETURN NULL;
     END IF;
     IF p_op.run_id IS NOT NULL THEN

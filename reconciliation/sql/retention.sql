@@ -29,7 +29,7 @@ RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
         WHEN p_op.escalated_at IS NOT NULL THEN 'escalated'
         WHEN p_op.unknown_attempts <> '{}' AND p_op.state <> 'succeeded' THEN 'unknown'
         WHEN p_op.due_at IS NOT NULL THEN 'due'
-        WHEN p_op.settled_at > aftercall_now() - greatest(p_keep, 86400) * interval '1 second' THEN 'young'
+        WHEN ledger_passed(p_op.settled_at) < greatest(p_keep, 86400) * interval '1 second' THEN 'young'
         WHEN p_op.same_key_until > aftercall_now() THEN 'key_remembered'
         WHEN EXISTS (SELECT 1 FROM reconciliation_operation u WHERE u.undo_of_id = p_op.id) THEN 'undo'
         WHEN EXISTS (SELECT 1 FROM reconciliation_run r WHERE r.id = p_op.run_id
@@ -109,7 +109,7 @@ BEGIN
         RETURN 'open';
     ELSIF v_run.escalated_at IS NOT NULL THEN
         RETURN 'escalated';
-    ELSIF v_run.settled_at > aftercall_now() - greatest(p_keep, 86400) * interval '1 second' THEN
+    ELSIF ledger_passed(v_run.settled_at) < greatest(p_keep, 86400) * interval '1 second' THEN
         RETURN 'young';
     ELSIF EXISTS (SELECT 1 FROM reconciliation_approval a WHERE a.run_id = p_id AND a.state IN ('waiting', 'approved'))
     THEN
@@ -196,6 +196,7 @@ BEGIN
     DELETE FROM reconciliation_tombstone t WHERE t.id IN (
         SELECT d.id FROM reconciliation_tombstone d
          WHERE d.pruned_at < aftercall_now() - greatest(p_older, 86400 * 30) * interval '1 second'
+           AND ledger_passed(d.pruned_at) > greatest(p_older, 86400 * 30) * interval '1 second'
          ORDER BY d.pruned_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
