@@ -23,7 +23,6 @@ from .deeds import (
     check_reason,
     compensate,
     look_up,
-    new_intent,
     read,
     resolve_applied,
     resolve_not_applied,
@@ -213,10 +212,10 @@ def _say_new_intent(view: View) -> Say:
         return False, "It was stopped while nobody knew whether it was applied; a new one could do it twice."
     if operation.sighted:
         return False, "Something of it was seen at the provider; a new one could do it twice."
-    if operation.unknown_attempts:
-        return False, "It was called not applied on a person's word; a new one could do it twice."
     if operation.run is not None and operation.run.state in RUN_TERMINAL:
         return False, "Its run has ended; start a new run."
+    if operation.unknown_attempts:
+        return agreed.say_new_intent(operation)
     return True, "Records the same request as a new intent with a new key, and lets its run go on with it."
 
 
@@ -261,7 +260,8 @@ _OPERATION_ACTIONS = (
             resolve_applied, inputs=(_PROVIDER_ID,)),
     _Action("resolve_not_applied", "Resolve as not applied", "It was not applied", Permission.RESOLVE,
             _say_resolve_not_applied, resolve_not_applied),
-    _Action("new_intent", "Try again as a new intent", "New intent", Permission.RETRY, _say_new_intent, new_intent),
+    _Action("new_intent", "Try again as a new intent", "New intent", Permission.RETRY, _say_new_intent,
+            agreed.new_intent),
     _Action("compensate", "Compensate", "Compensate", Permission.COMPENSATE, _say_compensate, compensate,
             calls_out=True),
     _Action("withdraw", "Withdraw", "Withdraw", Permission.WITHDRAW, _say_withdraw, partial(stop, code="withdrawn")),

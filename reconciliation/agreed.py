@@ -13,7 +13,7 @@ from django.db.transaction import atomic
 
 from audit.log import Fact
 
-from . import consent, executor, jobs, limits, reconciler, registry, run_deeds, runs, transition
+from . import consent, deeds, executor, intents, jobs, limits, reconciler, registry, run_deeds, runs, transition
 from .actors import Actor
 from .deeds import NotAllowed, Pressed, View
 from .models import Approval, Operation, Run
@@ -25,6 +25,7 @@ from .second_person import (
     CHANGED,
     COMPENSATE_RUN,
     LIFT_LIMIT,
+    NEW_INTENT,
     RAISE_LIMIT,
     SEND_AGAIN,
     STANDS,
@@ -104,6 +105,45 @@ def _void(approval: Approval, actor: Actor) -> None:
     fresh = Approval.objects.get(pk=approval.pk)
     if fresh.state == ApprovalState.APPROVED:
         transition.move_approval(fresh, to=ApprovalState.SUPERSEDED, fact=actor.fact("look_up_told_more"))
+
+
+# Try again as a new intent what only a person's word calls not applied
+
+
+def say_new_intent(operation: Operation) -> tuple[bool, str]:
+    """Whether a new intent can be asked for although nothing proves that the one before it was not applied."""
+    standing = open_request(operation, NEW_INTENT)
+    if _agreed(standing):
+        return False, "Another person has agreed; it is done by itself as soon as nothing is in the way."
+    return _say_asked(standing) or (
+        True,
+        "It was called not applied on a person's word, so a new one could do it twice: asks another person to accept"
+        " that. Once they agree the old one is looked up, and then recorded as a new intent with a new key.",
+    )
+
+
+def new_intent(operation: Operation, press: Pressed, actor: Actor) -> str:
+    """The same request once more; where nothing proves that it was not applied, another person is asked first."""
+    if not operation.unknown_attempts:
+        return deeds.new_intent(operation, press, actor)
+    return ask(operation, NEW_INTENT, {}, version=press.version, reason=press.reason, actor=actor)
+
+
+def _new_intent(approval: Approval, actor: Actor) -> str:
+    assert approval.operation_id is not None
+    operation = Operation.objects.get(pk=approval.operation_id)
+    if registry.look_up_of(operation.provider) is not None:  # rule 7: look before you leap
+        operation = reconciler.reconcile(operation.pk, actor=actor).operation
+    if operation.state != State.FAILED_TERMINAL or operation.sighted:
+        _void(approval, actor)
+        return "Looked up first, and that told more: no new intent was made. Read the case anew."
+    try:
+        with atomic(using=transition.ALIAS):
+            made = intents.next_version(operation, actor=actor, reason=approval.reason, use=use(approval, operation))
+            deeds.let_run_go_on(operation, actor, approval.reason)
+    except intents.NoIntent as refusal:
+        raise NotAllowed(str(refusal)) from refusal
+    return f"Recorded as operation {made.pk}, version {made.intent_version} of this intent."
 
 
 # Waive an undo
@@ -271,6 +311,7 @@ def _accept_repeats(approval: Approval, actor: Actor) -> str:
 
 _DEEDS: dict[str, Callable[[Approval, Actor], str]] = {
     SEND_AGAIN: _send_again,
+    NEW_INTENT: _new_intent,
     WAIVE_UNDO: _waive_undo,
     COMPENSATE_RUN: _compensate_run,
     LIFT_LIMIT: _lift_limit,

@@ -80,7 +80,7 @@ def not_permitted(view: ApprovalView, action: str, actor: Actor) -> str:
     if action == "deny" and own:
         return ""
     needed = [Permission.APPROVE]
-    if view.approval.action == second_person.SEND_AGAIN:
+    if view.approval.action in second_person.DUPLICATES:
         needed.append(Permission.SEND_AGAIN)
     missing = next((permission for permission in needed if not actor.may(permission)), None)
     if missing:

@@ -184,7 +184,7 @@ def new_intent(operation: Operation, press: Pressed, actor: Actor) -> str:
         made = intents.next_version(operation, actor=actor, reason=press.reason)
     except intents.NoIntent as refusal:
         raise NotAllowed(str(refusal)) from refusal
-    _let_run_go_on(operation, actor, press.reason)
+    let_run_go_on(operation, actor, press.reason)
     return f"Recorded as operation {made.pk}, version {made.intent_version} of this intent. It is due now."
 
 
@@ -198,7 +198,7 @@ def compensate(operation: Operation, press: Pressed, actor: Actor) -> str:
     return f"Operation {after.pk} reverses it. That one is {_state(after)} now."
 
 
-def _let_run_go_on(operation: Operation, actor: Actor, reason: str) -> None:
+def let_run_go_on(operation: Operation, actor: Actor, reason: str) -> None:
     """A run that stopped for this step goes on when a person has dealt with the step: one decision, not two."""
     run = operation.run
     if run is not None and run.escalated_at is not None and run.state not in RUN_TERMINAL:
@@ -233,7 +233,7 @@ def _move(
         fact=actor.fact(code, reason=press.reason, **(details or {})),
     )
     if to is not State.TERMINATED:
-        _let_run_go_on(operation, actor, press.reason)
+        let_run_go_on(operation, actor, press.reason)
 
 
 def _state(operation: Operation) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -54,10 +55,12 @@ def _readings(text: str) -> Iterator[str | int | bool]:
         yield text == "True"
 
 
-def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operation:
+def next_version(operation: Operation, *, actor: Actor, reason: str, use: Mapping[str, Any] | None = None) -> Operation:
     """Record the same request as a new intent, due now.
 
-    Raises NoIntent where that is not all there any more, and OlderVersionOpen where the old one is unknown.
+    `use` names the approval by which a second person accepts that what only a person's word calls not applied may be
+    done twice; the birth uses it up. Raises NoIntent where that is not all there any more, and OlderVersionOpen where
+    the old one is unknown.
     """
     if operation.shredded_at is not None:
         raise NoIntent(transition.Shredded.sentence)
@@ -82,12 +85,12 @@ def next_version(operation: Operation, *, actor: Actor, reason: str) -> Operatio
     moved = transition.open_operation(
         row={
             **row, "state": State.AWAITING_APPROVAL if asks else State.READY, "run_id": operation.run_id,
-            "consent": operation.consent,
+            "consent": operation.consent, **({"use": {**use, "operation": operation.pk}} if use else {}),
         },
         after={} if asks else {"due_at": 0},
         observed=[],
         ask=consent.anew(operation, actor=actor) if asks else None,
-        fact=actor.fact("new_intent", reason=reason, after=operation.pk),
+        fact=actor.fact("new_intent", reason=reason, after=operation.pk, **consent.both(use)),
     )  # fmt: skip
     if moved is None:
         raise NoIntent("A newer version of this intent is on record already.")

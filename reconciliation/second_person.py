@@ -23,11 +23,14 @@ from .wording import duration
 LASTS = timedelta(hours=4)  # in which a second person can agree
 USE_WITHIN = timedelta(minutes=30)  # from the consent to the deed
 SEND_AGAIN, WAIVE_UNDO, COMPENSATE_RUN = "send_again", "waive_undo", "compensate_run"
+NEW_INTENT = "new_intent"  # after a person's bare word that the one before it was not applied
+DUPLICATES = frozenset({SEND_AGAIN, NEW_INTENT})  # who agrees to these needs the permission for that
 LIFT_LIMIT, RAISE_LIMIT, ACCEPT_REPEATS = "lift_limit", "raise_limit", "accept_repeats"
 STANDS = "That an effect stands which cannot be undone is accepted by two people."
 CHANGED = "What it is about has changed since it was asked: nothing was done. Ask for it again."
 POLICIES = {
     SEND_AGAIN: "Sending again what may have been applied needs a second person who accepts a duplicate.",
+    NEW_INTENT: "A new intent after a person's bare word needs a second person who accepts a duplicate.",
     WAIVE_UNDO: "An undo that was done by hand is vouched for by two people.",
     COMPENSATE_RUN: "What this run did is reversed by hand only if two people agree.",
     LIFT_LIMIT: "A limit that guards everybody is taken away by two people.",
@@ -62,6 +65,8 @@ def _fingerprint(subject: Subject, action: str, inputs: Json) -> str:
 
 def _identity_of(subject: Subject, action: str, inputs: Json) -> Any:
     """What must not have changed between the request and the deed."""
+    if isinstance(subject, Operation) and action == NEW_INTENT:
+        return [subject.fingerprint, subject.state, subject.sighted]
     if isinstance(subject, Operation):
         return subject.fingerprint
     if not isinstance(subject, Run):

@@ -17,6 +17,7 @@ from reconciliation import (
     approvals,
     consent,
     executor,
+    intents,
     registry,
     runs,
     second_person,
@@ -800,6 +801,77 @@ def test_an_undo_done_by_hand_is_vouched_for_by_two_people_and_the_run_ends(wait
     assert (run.state, run.waived) == (RunState.COMPENSATED, ["label"])
     entry = Entry.objects.get(subject=str(run.subject), reason_code="undo_waived")
     assert (entry.actor, b'"asked_by":"person:1"' in bytes(entry.canonical)) == (CLEO.id, True)
+
+
+# A new intent after a person's bare word
+
+
+def called_not_applied(clerk: Any, action: str = "none") -> Operation:
+    clerk.answers(OutcomeUnknown("no answer"))
+    case = row(perform(order(action), actor=AGENT).pk)
+    do(case, "resolve_not_applied", ANN)
+    assert (row(case.pk).state, row(case.pk).unknown_attempts) == (State.FAILED_TERMINAL, [1])
+    return row(case.pk)
+
+
+ALL = replace(CLEO, permissions=frozenset(Permission))
+
+
+def test_after_a_bare_word_a_new_intent_is_made_when_another_person_accepts_a_duplicate(clerk, superuser_connection):
+    case = called_not_applied(clerk)
+    assert "Asked for" in do(case, "new_intent", ANN).message
+    request = the(case.pk, "new_intent")
+    assert press("approve", request, ANN).verdict is Verdict.REFUSED
+    assert press("approve", request, CLEO).verdict is Verdict.REFUSED, "it needs the permission to send again"
+    assert Operation.objects.count() == 1
+    assert press("approve", request, ALL).verdict is Verdict.DONE
+    sweeping.sweep()
+    later = Operation.objects.get(intent_version=2)
+    assert (later.state, later.key != case.key, len(clerk.calls)) == (State.SUCCEEDED, True, 2)
+    assert the(case.pk, "new_intent").state == ApprovalState.CONSUMED
+    details = Entry.objects.get(subject=str(later.subject), reason_code="new_intent").body["details"]
+    assert (details["asked_by"], details["approved_by"]) == (ANN.id, ALL.id)
+    assert changes_without_audit(superuser_connection) == []
+
+
+def test_the_database_itself_refuses_a_new_intent_after_a_bare_word_without_that_consent(clerk):
+    case = called_not_applied(clerk)
+    with pytest.raises(transition.OlderVersionOpen):
+        intents.next_version(case, actor=ANN, reason=BECAUSE)
+    do(case, "new_intent", ANN)
+    request = the(case.pk, "new_intent")
+    use = {"id": request.pk, "action": "new_intent", "fingerprint": request.fingerprint}
+    with pytest.raises(transition.NotApproved):
+        intents.next_version(case, actor=ANN, reason=BECAUSE, use={**use, "asked_by": ANN.id, "approved_by": ""})
+    assert Operation.objects.count() == 1
+
+
+def test_a_look_up_that_finds_the_old_one_makes_no_new_intent(clerk):
+    case = called_not_applied(clerk, "keyed")
+    do(case, "new_intent", ANN)
+    clerk.sees(found("r-9"))
+    assert "told more" in press("approve", the(case.pk, "new_intent"), ALL).message
+    assert (row(case.pk).state, Operation.objects.count()) == (State.SUCCEEDED, 1)
+    assert the(case.pk, "new_intent").state == ApprovalState.SUPERSEDED
+
+
+def test_a_run_goes_on_with_a_new_intent_after_a_bare_word(waiting_run, clerk):
+    run = runs.start("agreed", tenant="acme", workflow_id="x", input={"order": "1", "amount": 1}, actor=AGENT)
+    clerk.answers(applied("l-1"), OutcomeUnknown("no answer"))
+    runs.advance(run.pk)
+    refund = Operation.objects.get(step="refund")
+    run.refresh_from_db()
+    transition.transition(run.subject, to=None, version=run.version, patch={"escalation_reason": "step_needs_person"},
+                          after={"escalated_at": 0}, fact=SYSTEM.fact("step_needs_person"))  # fmt: skip
+    asserted = {"basis": "asserted", "reason_code": "asserted_not_applied"}
+    transition.transition(refund.subject, to="failed_terminal", version=refund.version, patch=asserted,
+                          fact=ANN.fact("asserted_not_applied"))  # fmt: skip
+    do(refund, "new_intent", ROOT)
+    assert press("approve", the(refund.pk, "new_intent"), ALL).verdict is Verdict.DONE
+    for _ in range(3):
+        sweeping.sweep()
+    run.refresh_from_db()
+    assert (run.state, Operation.objects.get(step="refund", intent_version=2).state) == ("succeeded", "succeeded")
 
 
 # The table of the database

@@ -98,7 +98,7 @@ def _waiting(request: HttpRequest) -> QuerySet[Approval]:
     tenants = access.places_of(request, Permission.APPROVE)
     again = access.places_of(request, Permission.SEND_AGAIN)
     mine = Approval.objects.filter(state=ApprovalState.WAITING, tenant__in=tenants)
-    return mine.filter(~Q(action=second_person.SEND_AGAIN) | Q(tenant__in=again))
+    return mine.filter(~Q(action__in=second_person.DUPLICATES) | Q(tenant__in=again))
 
 
 def _names(request: HttpRequest) -> list[str]:
@@ -183,6 +183,7 @@ def told(approval: Approval) -> tuple[str, str]:
 
 ASKED = {
     second_person.SEND_AGAIN: "Send again, accepting a duplicate",
+    second_person.NEW_INTENT: "Try again what is called not applied on a word, accepting a duplicate",
     second_person.COMPENSATE_RUN: "Undo by hand what this run applied",
     second_person.LIFT_LIMIT: "Take a limit away",
     second_person.RAISE_LIMIT: "Let more through a limit",

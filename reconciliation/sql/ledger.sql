@@ -398,10 +398,19 @@ BEGIN
     RETURN QUERY SELECT 'moved'::text, p_id, v_now, v_old.state::text, v_old.version + 1;
 END $$;
 
+-- Whether two people accepted that an operation which only a person's word calls not applied may be done a second time.
+-- Its new intent used that consent up when it was born, and is not asked again when it is claimed.
+CREATE OR REPLACE FUNCTION ledger_risk_accepted(p_operation bigint) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT EXISTS (SELECT 1 FROM reconciliation_approval a WHERE a.operation_id = p_operation
+                   AND a.action = 'new_intent' AND a.state = 'consumed');
+$$;
+
 -- What an earlier row or tombstone of the same intent, or of another version of it, says to a new one; verdict NULL
--- where it stands in nobody's way. The caller holds the lineage's lock.
+-- where it stands in nobody's way. The caller holds the lineage's lock. p_accepted is the operation of which two people
+-- accept, by a consent that this birth uses up, that it may be done twice.
 CREATE OR REPLACE FUNCTION ledger_earlier(
-    p_lineage bytea, p_version int, OUT verdict text, OUT id bigint, OUT detail text
+    p_lineage bytea, p_version int, p_accepted bigint, OUT verdict text, OUT id bigint, OUT detail text
 ) LANGUAGE plpgsql STABLE SET search_path = public, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -422,6 +431,8 @@ BEGIN
         verdict := CASE
             WHEN v_other.intent_version = p_version THEN 'exists'
             WHEN v_other.intent_version > p_version THEN 'newer_version_exists'
+            WHEN v_other.state = 'failed_terminal' AND v_other.unknown_attempts <> '{}'
+              AND (v_other.id = p_accepted OR ledger_risk_accepted(v_other.id)) THEN NULL
             WHEN v_other.state IN ('pending', 'ambiguous')
               OR v_other.unknown_attempts <> '{}' AND v_other.state <> 'succeeded' THEN 'older_version_open'
             WHEN v_other.state IN ('ready', 'awaiting_approval', 'failed_retryable') THEN 'older_version_waiting'
@@ -456,6 +467,8 @@ DECLARE
     v_allowed boolean;
     v_limits boolean;
     v_held record;
+    v_use jsonb;
+    v_accepted bigint;
     v_done text;
 BEGIN
     detail := '';
@@ -508,8 +521,23 @@ BEGIN
     v_now := aftercall_now();
     at := v_now;
     IF v_known OR NOT v_allowed OR v_new.intended_at IS NOT NULL THEN
+        v_use := (p_row->'use')::jsonb;
+        v_accepted := (v_use->>'operation')::bigint;
+        IF v_accepted IS NOT NULL THEN
+            PERFORM 1 FROM reconciliation_operation o WHERE o.id = v_accepted FOR NO KEY UPDATE;
+            v_now := aftercall_now();
+            at := v_now;
+            verdict := ledger_unusable(v_use, v_accepted, NULL, v_now);
+            PERFORM 1 FROM reconciliation_operation o WHERE o.id = v_accepted AND o.lineage = v_new.lineage
+                AND o.state = 'failed_terminal' AND NOT o.sighted;
+            IF verdict IS NOT NULL OR NOT FOUND THEN
+                verdict := coalesce(verdict, 'approval_of_another');
+                id := v_accepted;
+                RETURN;
+            END IF;
+        END IF;
         SELECT e.verdict, e.id, coalesce(e.detail, '') INTO verdict, id, detail
-          FROM ledger_earlier(v_new.lineage, v_new.intent_version) AS e;
+          FROM ledger_earlier(v_new.lineage, v_new.intent_version, v_accepted) AS e;
         verdict := coalesce(verdict, CASE
             WHEN NOT v_allowed THEN 'not_in_table'
             -- Nothing here knows it any more, and nothing could: whether it was done before cannot be told.
@@ -560,6 +588,9 @@ BEGIN
     END IF;
     v_done := ledger_journal(v_new.id, NULL, v_now, p_journal);
     v_done := audit_append('operation:' || v_new.id, v_new.tenant, 'transition', NULL, v_new.state, 1, p_body, p_openings);
+    IF v_accepted IS NOT NULL THEN
+        PERFORM ledger_end_approvals(ARRAY[(v_use->>'id')::bigint], 'consumed', v_now, p_body, p_openings);
+    END IF;
     IF p_ask IS NOT NULL THEN
         PERFORM ledger_ask(v_new.id, NULL, v_new.tenant, NULL, p_ask, v_now, p_body, p_openings);
     END IF;
