@@ -78,7 +78,10 @@ def agreed_run(ledger: Any, *, for_whom: str = "") -> Any:
 
 def test_a_request_that_is_approved_by_whom_it_is_for_is_told_apart(stage: Any, monkeypatch: Any) -> None:  # noqa: F811
     monkeypatch.setattr(approvals, "not_permitted", lambda *_: "")
-    with steps(stage) as ledger, broken(stage, "ledger_move_approval", "v_old.forbidden::text[] && p_who", "false"):
+    with (
+        steps(stage) as ledger,
+        broken(stage, "ledger_move_approval", "ledger_folded(v_old.forbidden) && ledger_folded(p_who)", "false"),
+    ):
         agreed_run(ledger, for_whom=PERSON.id)
         with pytest.raises(AssertionError, match="approved by who asked for it"):
             ledger.answer(which=0, name="approve", old=False, who=PERSON)
