@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -51,8 +52,13 @@ def main() -> None:
 def _one(name: str, asked: Asked) -> Told:
     asked.say(f"{name} begins")
     began = time.monotonic()
-    part: Callable[[Asked], Told] = import_module(PARTS[name]).part  # the parts need Django, which a server sets up
-    account = part(asked)
+    try:
+        part: Callable[[Asked], Told] = import_module(PARTS[name]).part  # it needs Django, which a server sets up
+        account = part(asked)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the other parts are still worth a report, and so is this
+        account = Told(name=name, asks="This part came to no end.", failures=[traceback.format_exc()[-3000:]])
     account.seconds = time.monotonic() - began
     asked.say(f"{name}: {report.verdict(account)} after {account.seconds:.0f} s")
     return account

@@ -5,7 +5,6 @@ What is noted and compared is in reference.py; here is what is asked of the ledg
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from audit.models import Entry
-from drill import boundaries, place
+from drill import boundaries, crew, place
 from drill.boundaries import Killed
 from drill.crash import TABLES, Stage
 from drill.duplicates import ACTIONS
@@ -281,28 +280,21 @@ QUICK_EXAMPLES, QUICK_STEPS = 12, 20
 def part(asked: Asked) -> Told:
     """So many examples, over several processes."""
     examples, steps = (QUICK_EXAMPLES, QUICK_STEPS) if asked.quick else (EXAMPLES, STEPS)
-    context = multiprocessing.get_context("fork")
-    results: Any = context.Queue()
     each = -(-examples // asked.processes)
-    crew = [
-        context.Process(target=_be, args=(asked, n, each, steps, results), daemon=True) for n in range(asked.processes)
-    ]
-    for one in crew:
-        one.start()
-    failures = [failure for _ in crew if (failure := results.get())]
-    for one in crew:
-        one.join()
+    shares = [(asked, n, each, steps) for n in range(asked.processes)]
+    ended = list(crew.gather(_be, shares))
+    failures = [one.reason if isinstance(one, crew.Lost) else one for one in ended if one]
     seeds = [asked.seed + n for n in range(asked.processes)]
     return Told(
         name="random steps against a model",
         asks="Does the ledger ever disagree with a small model of what may be known, whatever happens in which order?",
-        counts={"examples": each * len(crew), "steps an example, at most": steps},
+        counts={"examples": each * len(shares), "steps an example, at most": steps},
         failures=failures,
         notes=[f"Seeds {seeds}."],
     )
 
 
-def _be(asked: Asked, number: int, examples: int, steps: int, results: Any) -> None:
+def _be(tell: Callable[[str], None], asked: Asked, number: int, examples: int, steps: int) -> None:
     from drill.crashes import ORDER
 
     failure = ""
@@ -312,4 +304,4 @@ def _be(asked: Asked, number: int, examples: int, steps: int, results: Any) -> N
             play(stage, ORDER, examples=examples, steps=steps, seed=asked.seed + number)
     except BaseException:
         failure = traceback.format_exc()[-3000:]
-    results.put(failure)
+    tell(failure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from drill import crew
 from drill.crash import CRASHES, Case, Halt, Seen, Stage
 from drill.flows import (
     AGREED,
@@ -189,35 +189,23 @@ def kind_of_pair(seen: Seen) -> str:
 def run(folder: Path, *, workflow: str, input: Json, share: Sequence[Job], processes: int, until: float,
         say: Callable[[str], None]) -> Tally:  # fmt: skip
     """Deal the jobs out and gather what came of them. Jobs that are not begun at `until` (monotonic) are left out."""
-    context = multiprocessing.get_context("fork")
-    results: Any = context.Queue()
-    crew = [
-        context.Process(target=_be, args=(folder, n, workflow, input, share[n::processes], until, results), daemon=True)
-        for n in range(processes)
-    ]
-    for one in crew:
-        one.start()
-    whole, left = Tally(), processes
-    told = time.monotonic()
-    while left:
-        tally = results.get()
-        if tally is None:
-            left -= 1
-            continue
+    whole, told = Tally(), time.monotonic()
+    shares = [(folder, n, workflow, input, share[n::processes], until) for n in range(processes)]
+    for one in crew.gather(_be, shares):
+        tally = Tally(failures=[{"problems": [one.reason]}]) if isinstance(one, crew.Lost) else one
         whole.merge(tally)
         for failure in tally.failures[:3]:
             say(f"crash sweep: FAILED {failure}")
         if time.monotonic() - told > 15:
             told = time.monotonic()
             say(f"crash sweep: {sum(whole.cases.values())} cases, {len(whole.failures)} failures")
-    for one in crew:
-        one.join()
     return whole
 
 
 def _be(
-    folder: Path, number: int, workflow: str, input: Json, share: Sequence[Job], until: float, results: Any
-) -> None:
+    tell: Callable[[Tally], None], folder: Path, number: int, workflow: str, input: Json, share: Sequence[Job],
+    until: float,
+) -> None:  # fmt: skip
     from drill import boundaries, place
     from reconciliation import registry
 
@@ -232,12 +220,10 @@ def _be(
                 began = time.monotonic()
                 tally = do(stage, declared, job, plain)
                 tally.seconds = time.monotonic() - began
-                results.put(tally)
-            results.put(_verified())
+                tell(tally)
+            tell(_verified())
     except BaseException:
-        results.put(Tally(failures=[{"problems": [traceback.format_exc()[-900:]]}]))
-    finally:
-        results.put(None)
+        tell(Tally(failures=[{"problems": [traceback.format_exc()[-900:]]}]))
 
 
 def _verified() -> Tally:

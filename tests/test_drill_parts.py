@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,9 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from drill import processes, pulled, restored
+from drill import __main__ as main
+from drill import crew, processes, pulled, report, restored
+from drill.parts import Asked, Told
 from drill.world import World
 from reconciliation.claims import LedgerUnavailable
 from tests.source import ROOT
@@ -61,6 +65,33 @@ def test_something_new_that_is_sent_before_the_release_fails(state: str, code: s
     outcome: Any = SimpleNamespace(state=state, reason_code=code)
     assert len(list(restored._refused(outcome, seen))) == problems
     assert seen.total() == 1 - problems
+
+
+def one_that_is_killed(tell: Any, name: str) -> None:
+    tell(f"{name} begins")
+    if name == "b":
+        os.kill(os.getpid(), signal.SIGKILL)
+    tell(f"{name} ends")
+
+
+def test_a_process_that_the_system_kills_is_told_and_the_others_go_on() -> None:
+    told = list(crew.gather(one_that_is_killed, [("a",), ("b",), ("c",)]))
+    lost = [one for one in told if isinstance(one, crew.Lost)]
+    assert {one for one in told if one not in lost} == {"a begins", "a ends", "b begins", "c begins", "c ends"}
+    assert [one.reason for one in lost] == ["a process of the drill ended with status -9 in the middle of its share"]
+
+
+def test_a_part_that_raises_is_a_failed_part_of_the_report(monkeypatch: Any, tmp_path: Path) -> None:
+    def part(asked: Any) -> Told:
+        raise RuntimeError("no room on the disk")
+
+    monkeypatch.setattr(main, "import_module", lambda name: SimpleNamespace(part=part))
+    asked = Asked(quick=True, seed=1, processes=1, say=lambda line: None, folder=tmp_path)
+    told = main._one("pulled", asked)
+    assert not told.passed
+    assert "no room on the disk" in told.failures[0]
+    assert not report.write([told], seed=1, command="", into=tmp_path)
+    assert "no room on the disk" in (tmp_path / "report.txt").read_text()
 
 
 def test_every_test_that_starts_workers_belongs_to_the_drill() -> None:
