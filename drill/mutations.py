@@ -92,8 +92,8 @@ MUTATIONS = (
     ),
     Mutation(
         "run lock at claim", "ledger_run_lets", "SELECT coalesce(CASE", "SELECT true OR coalesce(CASE",
-        ("tests/test_run_kill.py::test_a_cancelled_run_claims_no_further_step",
-         "tests/test_runs.py::test_a_worker_that_lost_its_run_claims_nothing_more"),
+        ("tests/test_runs.py::test_a_step_is_claimed_only_under_the_generation_that_holds_its_run",
+         "tests/test_runs.py::test_a_step_is_tried_again_only_under_the_lease_that_holds_its_run"),
     ),
     Mutation(
         "fence of a local effect", "ledger_fence_local", "OR v_operation.lease_until <= v_now", "",

@@ -32,6 +32,7 @@ from reconciliation.models import Operation, RestoreFence, Run
 from reconciliation.pressing import Verdict
 
 POINTS, QUICK_POINTS = 50, 3
+CLAIMS = ("before ledger_open", "before ledger_move_operation pending")
 
 
 class Backup(Stage):
@@ -74,7 +75,7 @@ def point(folder: Any, number: int, seed: int, seen: Counter[str]) -> Iterator[s
     action = dice.choice(("label.create", "pickup.schedule", "refund.create", "message.send", "ticket.close"))
     fault = dice.choice(list(FAULTS))
     with boundaries.installed():
-        at = dice.randrange(_last_call(Backup(place.enter(folder, f"whole_{number}"), input=ORDER), action, fault) + 1)
+        at = dice.randrange(_last_claim(Backup(place.enter(folder, f"whole_{number}"), input=ORDER), action, fault) + 1)
     with boundaries.installed():
         stage = Backup(place.enter(folder, f"restored_{number}"), input=ORDER)
         with boundaries.recording(_begun(stage, action, fault, number)):
@@ -104,11 +105,11 @@ def _ended(stage: Backup) -> None:
     stage.rest()
 
 
-def _last_call(stage: Backup, action: str, fault: str) -> int:
-    """The boundary before the last call of the whole run: a backup from up to there lacks at least that call."""
+def _last_claim(stage: Backup, action: str, fault: str) -> int:
+    """The boundary before the last claim of the whole run: a backup from up to there lacks at least that one."""
     with boundaries.recording(_begun(stage, action, fault, 0)):
         _ended(stage)
-    return max(n for n, name in enumerate(stage.tape.passed) if name.endswith(": about to leave"))
+    return max(n for n, name in enumerate(stage.tape.passed) if name in CLAIMS)
 
 
 def _still(stage: Backup, *, before: int, lost: int, seen: Counter[str]) -> Iterator[str]:
