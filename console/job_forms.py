@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django import forms
+from django.core import signing
+from django.utils.crypto import salted_hmac
 
 from console.forms import LONGEST_REASON
 from reconciliation import jobs, occurrences, wording
@@ -40,7 +42,7 @@ class LengthField(forms.CharField):
 
 
 class JobForm(forms.Form):
-    """The terms of a schedule. `confirm` is there once the times were shown."""
+    """The terms of a schedule. `seen` is there once their times were shown, and counts for exactly these terms."""
 
     kind = forms.ChoiceField(label="Repeats", choices=(("cron", "by the clock (cron)"), ("interval", "every so often")))
     expression = forms.CharField(
@@ -74,8 +76,10 @@ class JobForm(forms.Form):
     reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True, label="Reason, for the audit log")
     token = forms.UUIDField(widget=forms.HiddenInput)
     version = forms.IntegerField(min_value=0, widget=forms.HiddenInput)
+    seen = forms.CharField(max_length=300, required=False, widget=forms.HiddenInput)
 
-    def __init__(self, *args: Any, workflows: list[str], **more: Any) -> None:
+    def __init__(self, *args: Any, workflows: list[str], about: str = "", **more: Any) -> None:
+        self._salt = f"times of a schedule {about}"
         super().__init__(*args, **{"label_suffix": "", **more})
         self.fields["workflow"].choices = [(name, name) for name in workflows]  # type: ignore[attr-defined]
 
@@ -95,6 +99,34 @@ class JobForm(forms.Form):
     def terms(self) -> Terms:
         """What the form would have saved."""
         return Terms(**{name: self.cleaned_data[name] for name in Terms.__dataclass_fields__})
+
+    def show(self, *, anchor: datetime, **anew: str) -> None:
+        """Let the form that is drawn carry that the times of its terms are shown; `anew` are other values for it."""
+        self.cleaned_data |= anew
+        data = self.data.copy()  # type: ignore[attr-defined]
+        for name, value in anew.items():
+            data[name] = value
+        data["seen"] = signing.dumps([self._digest(), anchor.isoformat()], salt=self._salt)
+        self.data = data
+
+    def seen_from(self) -> datetime | None:
+        """The anchor of the times that were shown of exactly these terms; None where they were not shown.
+
+        Save is the first button of the form, so Enter in a field that was changed since presses it.
+        """
+        try:
+            digest, anchor = signing.loads(self.cleaned_data["seen"], salt=self._salt)
+        except signing.BadSignature:
+            return None
+        return datetime.fromisoformat(anchor) if digest == self._digest() else None
+
+    def _digest(self) -> str:
+        """Keyed, for an input may be guessed."""
+        terms = {name: str(value) for name, value in self.cleaned_data.items() if name not in _NO_TERMS}
+        return salted_hmac(self._salt, json.dumps(terms, sort_keys=True)).hexdigest()
+
+
+_NO_TERMS = ("reason", "token", "seen")
 
 
 class NewJobForm(JobForm):

@@ -71,6 +71,7 @@ class Change:
 
     old: list[Occurrence]
     new: list[Occurrence]
+    anchor: datetime  # the moment from which an interval's new times are counted
     warnings: list[str] = field(default_factory=list)
 
 
@@ -84,12 +85,16 @@ def terms_of(job: Job) -> Terms:
 # What saving would do
 
 
-def preview(job: Job | None, terms: Terms, *, now: datetime) -> Change:
-    """Old and new next times, to be shown before saving. Raises Refused where `terms` cannot be saved."""
+def preview(job: Job | None, terms: Terms, *, now: datetime, anchor: datetime | None = None) -> Change:
+    """Old and new next times, to be shown before saving; `anchor` is that of times that were shown before.
+
+    Raises Refused where `terms` cannot be saved.
+    """
     _check(job, terms, now)
-    new = occurrences.upcoming(_plan(terms, _anchor(job, terms, now)), now, SHOWN_NEXT)
+    anchor = _anchor(job, terms, anchor or now)
+    new = occurrences.upcoming(_plan(terms, anchor), now, SHOWN_NEXT)
     old = [] if job is None or not job.enabled else occurrences.upcoming(expected.plan_of(job), now, SHOWN_NEXT)
-    return Change(old=old, new=new, warnings=list(_warnings(job, new, now)))
+    return Change(old=old, new=new, anchor=anchor, warnings=list(_warnings(job, new, now)))
 
 
 def _warnings(job: Job | None, new: list[Occurrence], now: datetime) -> Iterator[str]:
@@ -109,7 +114,7 @@ def _plan(terms: Terms, anchor: datetime) -> occurrences.Plan:
 
 
 def _anchor(job: Job | None, terms: Terms, now: datetime) -> datetime:
-    """An interval is counted from the moment at which it was set."""
+    """An interval is counted from the moment at which it was set: where its times were shown first, from that one."""
     if job is not None and (job.kind, job.expression) == (terms.kind, terms.expression):
         return job.anchor
     return now.replace(microsecond=0)
@@ -154,8 +159,10 @@ def _check_workflow(job: Job | None, terms: Terms, now: datetime) -> None:
 # Writing
 
 
-def create(*, tenant: str, name: str, terms: Terms, token: UUID, actor: Actor, reason: str = "") -> Answer:
-    """A new job, on from now; the same token gets the first answer.
+def create(
+    *, tenant: str, name: str, terms: Terms, token: UUID, actor: Actor, reason: str = "", anchor: datetime | None = None
+) -> Answer:
+    """A new job, on from now; the same token gets the first answer. `anchor` is that of the times that were shown.
 
     Raises Refused for terms or a name that cannot be.
     """
@@ -170,7 +177,8 @@ def create(*, tenant: str, name: str, terms: Terms, token: UUID, actor: Actor, r
         sentence = "This takes two people. Create it with another policy, then change that alone."
         raise Refused("repeats_accepted", sentence)
     try:
-        return _created(Job(tenant=tenant, name=name, enabled=True), terms, now, token, actor, reason)
+        blank = Job(tenant=tenant, name=name, enabled=True)
+        return _created(blank, terms, now, anchor or now, token, actor, reason)
     except IntegrityError as error:
         if "job_name" not in str(error):
             raise
@@ -181,8 +189,8 @@ def create(*, tenant: str, name: str, terms: Terms, token: UUID, actor: Actor, r
 
 
 @transaction.atomic
-def _created(job: Job, terms: Terms, now: datetime, token: UUID, actor: Actor, reason: str) -> Answer:
-    _set(job, terms, now)
+def _created(job: Job, terms: Terms, now: datetime, anchor: datetime, token: UUID, actor: Actor, reason: str) -> Answer:
+    _set(job, terms, now, anchor)
     schedules.write(job, actor=actor, code="job_created", reason=reason, before=None)
     pressing.take(token, action="create", subject=cast(Any, job), actor=actor)
     return pressing.keep(token, Verdict.DONE, f"{job.name} is on. {_next(job)}")
@@ -193,12 +201,12 @@ def usable(name: str) -> bool:
     return 0 < len(name) <= 80 and name.isascii() and all(c.isalnum() or c in "._-" for c in name)
 
 
-def _set(job: Job, terms: Terms, now: datetime) -> None:
+def _set(job: Job, terms: Terms, now: datetime, anchor: datetime) -> None:
     """Put the terms in place. Missed starts that wait their turn go on waiting, unless the times are other ones."""
     anew = not job.pk or any(getattr(job, name) != getattr(terms, name) for name in ("kind", "expression", "zone"))
     if anew and job.pk:
         backlog.pass_due(job, until=now, reason="terms_changed")
-    job.anchor = _anchor(job if job.pk else None, terms, now)
+    job.anchor = _anchor(job if job.pk else None, terms, anchor)
     for name in ("kind", "expression", "zone", "workflow", "missed", "max_catch_up", "overlap", "start_deadline",
                  "max_run_time"):  # fmt: skip
         setattr(job, name, getattr(terms, name))
@@ -219,8 +227,12 @@ def _next(job: Job) -> str:
     return f"Next run at {job.next_at:%Y-%m-%d %H:%M:%S} UTC." if job.next_at else "Nothing is due."
 
 
-def edit(job: Job, *, terms: Terms, version: int, token: UUID, actor: Actor, reason: str) -> Answer:
+def edit(
+    job: Job, *, terms: Terms, version: int, token: UUID, actor: Actor, reason: str, anchor: datetime | None = None
+) -> Answer:
     """Save new terms. What is due is decided by the old ones first; nothing is run for times that have passed.
+
+    `anchor` is that of the times that were shown.
 
     That missed starts may act more often than is meant is not accepted by one person: a second one is asked for it.
     Raises Refused for terms that cannot be.
@@ -230,7 +242,7 @@ def edit(job: Job, *, terms: Terms, version: int, token: UUID, actor: Actor, rea
     def deed(fresh: Job, now: datetime) -> str:
         if accepts_anew(fresh, terms):
             return _ask_for_repeats(fresh, terms, version=version, actor=actor, reason=reason)
-        return _write(fresh, "job_edited", actor, reason, lambda: _set(fresh, terms, now))
+        return _write(fresh, "job_edited", actor, reason, lambda: _set(fresh, terms, now, anchor or now))
 
     return _press(job, "edit", deed, version=version, token=token, actor=actor, reason=reason)
 

@@ -46,6 +46,14 @@ def form_of(job, **terms):
     return {**TERMS, "version": job.version, "token": str(uuid4()), **terms}
 
 
+def save(browser, page, terms, **more):
+    """Look at the times of `terms`, then press Save under them; `more` is what was typed in between."""
+    shown = browser.post(page, terms).content.decode()
+    seen = re.search(r'name="seen" value="([^"]+)"', shown)
+    given = {**terms, "seen": seen[1] if seen else "", "confirm": "1", **more}
+    return browser.post(page, given, follow=True)
+
+
 def test_an_empty_list_says_what_a_schedule_is(who):
     said = text(cast.client(who["vi_eve"]).get("/schedules"))
     assert "No schedule yet" in said
@@ -116,25 +124,83 @@ def test_old_and_new_times_are_shown_before_anything_is_saved(who, clock):
     assert "Thu 11 Jun 2026 16:30 UTC Wed 10 Jun 2026 16:30 EDT" in shown
     assert "with the new times it runs on that date once more" in shown
     assert Job.objects.get().zone == "UTC"
-    saved = browser.post(page, {**terms, "confirm": "1"}, follow=True)
+    saved = save(browser, page, terms)
     assert "Done. Next run at 2026-06-10 20:30:00 UTC." in text(saved)
     assert "the desk moved" in text(saved)
-    again = browser.post(page, {**terms, "confirm": "1"})
-    assert again.status_code == 302
+    again = save(browser, page, terms)
+    assert "Done. Next run at 2026-06-10 20:30:00 UTC." in text(again)
     assert Job.objects.get().version == 2
+
+
+def test_terms_whose_times_were_not_shown_are_not_saved(who, clock):
+    daily = job(clock)
+    browser = cast.client(who["op_ann"])
+    page = f"/schedules/{daily.pk}/edit"
+    terms = form_of(daily, expression="0 3 * * *", reason="quieter at three")
+    for told in (
+        browser.post(page, {**terms, "confirm": "1"}),
+        browser.post(page, {**terms, "confirm": "1", "seen": "made-up"}),
+        save(browser, page, terms, expression="0 4 * * *"),
+        save(browser, page, terms, zone="Asia/Tokyo"),
+        save(browser, page, terms, input='{"order": "1003"}'),
+    ):
+        assert told.status_code == 422
+        assert "nothing was saved: these are the times of the terms below" in text(told)
+    assert "Thu 11 Jun 2026 04:00 UTC" in text(save(browser, page, terms, expression="0 4 * * *"))
+    assert Job.objects.get().version == 1
+    assert "Next run at 2026-06-11 03:00:00" in text(save(browser, page, terms, reason="another reason hides no time"))
+
+
+def test_times_that_were_shown_of_one_schedule_save_no_other(who, clock):
+    daily, weekly = job(clock), timetable.job("weekly", at=clock.now(), clock=clock, tenant="t_acme")
+    browser = cast.client(who["op_ann"])
+    terms = form_of(daily, expression="0 3 * * *")
+    shown = browser.post(f"/schedules/{weekly.pk}/edit", terms).content.decode()
+    seen = re.search(r'name="seen" value="([^"]+)"', shown)[1]
+    assert browser.post(f"/schedules/{daily.pk}/edit", {**terms, "seen": seen, "confirm": "1"}).status_code == 422
+
+
+def test_an_interval_is_saved_with_the_times_that_were_shown(who, clock):
+    daily = job(clock)
+    browser = cast.client(who["op_ann"])
+    page = f"/schedules/{daily.pk}/edit"
+    terms = form_of(daily, kind="interval", expression="2 h")
+    shown = browser.post(page, terms).content.decode()
+    seen = re.search(r'name="seen" value="([^"]+)"', shown)[1]
+    assert "Wed 10 Jun 2026 20:00 UTC" in shown
+    clock.set(utc("2026-06-10T18:07"))
+    saved = browser.post(page, {**terms, "seen": seen, "confirm": "1"}, follow=True)
+    assert "Next run at 2026-06-10 20:00:00 UTC." in text(saved)
 
 
 def test_a_stale_form_keeps_the_words_and_says_who_was_first(who, clock):
     daily = job(clock)
-    stale = form_of(daily, expression="0 3 * * *", reason="quieter at three", confirm="1")
+    stale = form_of(daily, expression="0 3 * * *", reason="quieter at three")
     page = f"/schedules/{daily.pk}/edit"
-    cast.client(who["op_bob"]).post(page, form_of(daily, expression="0 4 * * *", confirm="1"))
-    told = cast.client(who["op_ann"]).post(page, stale)
+    save(cast.client(who["op_bob"]), page, form_of(daily, expression="0 4 * * *"))
+    told = save(cast.client(who["op_ann"]), page, stale)
     assert told.status_code == 409
     assert "by op_bob: a schedule was changed" in text(told)
     assert "quieter at three" in told.content.decode()
     assert 'name="version" value="2"' in told.content.decode()
     assert Job.objects.get().expression == "0 4 * * *"
+
+
+def test_a_stale_form_still_says_that_a_date_would_have_its_run_once_more_and_can_be_saved(who, clock):
+    daily = job(clock, at="2026-06-10T16:00")
+    clock.set(utc("2026-06-10T16:30:01"))
+    tick()
+    clock.set(utc("2026-06-10T18:00"))
+    page = f"/schedules/{daily.pk}/edit"
+    stale = form_of(daily, zone="America/New_York")
+    save(cast.client(who["op_bob"]), page, form_of(daily, overlap="allow"))
+    browser = cast.client(who["op_ann"])
+    told = save(browser, page, stale)
+    assert told.status_code == 409
+    assert "with the new times it runs on that date once more" in text(told)
+    shown = dict(re.findall(r'name="(version|token|seen)" value="([^"]+)"', told.content.decode()))
+    saved = browser.post(page, {**stale, **shown, "confirm": "1"}, follow=True)
+    assert "Done. Next run at 2026-06-10 20:30:00 UTC." in text(saved)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +234,10 @@ def test_a_new_schedule_is_made_once_and_its_name_is_taken_then(who, clock):
     assert "Its first runs" in text(browser.post("/schedules/new", terms))
     assert not Job.objects.exists()
     for _ in range(2):
-        made = browser.post("/schedules/new", {**terms, "confirm": "1"}, follow=True)
+        made = save(browser, "/schedules/new", terms)
         assert "nightly is on." in text(made)
     assert Job.objects.count() == 1
-    taken = browser.post("/schedules/new", {**terms, "confirm": "1", "token": str(uuid4())})
+    taken = save(browser, "/schedules/new", {**terms, "token": str(uuid4())})
     assert "There is a job of this name already" in text(taken)
     edited = browser.get(f"/schedules/{Job.objects.get().pk}/edit")
     assert "4242" not in edited.content.decode()

@@ -19,7 +19,7 @@ from tests.test_approvals_page import decide, text
 from tests.test_limits_page import lift, stop
 from tests.test_run_page import desk, stuck  # noqa: F401 - a fixture
 from tests.test_sagas import DOWN
-from tests.test_schedules_page import form_of, job, office  # noqa: F401 - a fixture
+from tests.test_schedules_page import form_of, job, office, save  # noqa: F401 - a fixture
 from tests.test_two_people import guarded  # noqa: F401 - a fixture
 
 
@@ -119,7 +119,7 @@ def test_a_schedule_says_that_another_person_is_asked(office, clock):  # noqa: F
     ann, cleo = cast.client(who["op_ann"]), cast.client(who["ap_cleo"])
     daily = job(clock, workflow="telegram")
     terms = form_of(daily, workflow="telegram", missed="run_all", repeats_accepted="on", reason="each day counts")
-    page = text(ann.post(f"/schedules/{daily.pk}/edit", terms | {"confirm": "1"}, follow=True))
+    page = text(save(ann, f"/schedules/{daily.pk}/edit", terms))
     assert "Asked for" in page
     assert "Running every missed start although an action has no key is asked for by op_ann" in page
     page = text(cleo.get("/approvals"))

@@ -171,14 +171,14 @@ def new(request: HttpRequest) -> HttpResponse:
     form = NewJobForm(request.POST or None, initial=blank, workflows=_workflows(), tenants=tenants)
     if request.method != "POST" or not form.is_valid():
         return _form(request, form, job=None, status=422 if form.is_bound else 200)
-    clean = form.cleaned_data
+    clean, anchor = form.cleaned_data, form.seen_from()
     actor = access.actor_for(request, clean["tenant"])
     try:
-        change = jobs.preview(None, form.terms(), now=database_now())
-        if not request.POST.get("confirm"):
-            return _form(request, form, job=None, change=change)
+        change = jobs.preview(None, form.terms(), now=database_now(), anchor=anchor)
+        if anchor is None or not request.POST.get("confirm"):
+            return _times(request, form, job=None, change=change)
         answer = jobs.create(tenant=clean["tenant"], name=clean["name"], terms=form.terms(), token=clean["token"],
-                             actor=actor, reason=clean["reason"])  # fmt: skip
+                             actor=actor, reason=clean["reason"], anchor=anchor)  # fmt: skip
     except jobs.Refused as refused:
         return _refused_terms(request, form, refused, job=None)
     made = Job.objects.get(tenant=clean["tenant"], name=clean["name"])
@@ -191,16 +191,16 @@ def edit(request: HttpRequest, pk: int) -> HttpResponse:
     """Change a schedule: old and new times are shown before it is saved."""
     job, actor = access.fetch_job(request, pk, Permission.SCHEDULE)
     stands = {**vars(jobs.terms_of(job)), "input": "", "version": job.version, "token": uuid.uuid4()}
-    form = JobForm(request.POST or None, initial=stands, workflows=_workflows(job.workflow))
+    form = JobForm(request.POST or None, initial=stands, workflows=_workflows(job.workflow), about=str(pk))
     if request.method != "POST" or not form.is_valid():
         return _form(request, form, job=job, status=422 if form.is_bound else 200)
+    clean, anchor = form.cleaned_data, form.seen_from()
     try:
-        change = jobs.preview(job, form.terms(), now=database_now())
-        if not request.POST.get("confirm"):
-            return _form(request, form, job=job, change=change)
-        clean = form.cleaned_data
+        change = jobs.preview(job, form.terms(), now=database_now(), anchor=anchor)
+        if anchor is None or not request.POST.get("confirm"):
+            return _times(request, form, job=job, change=change)
         answer = jobs.edit(job, terms=form.terms(), version=clean["version"], token=clean["token"], actor=actor,
-                           reason=clean["reason"])  # fmt: skip
+                           reason=clean["reason"], anchor=anchor)  # fmt: skip
     except jobs.Refused as refused:
         return _refused_terms(request, form, refused, job=job)
     if answer.verdict is Verdict.CONFLICT:
@@ -229,20 +229,25 @@ def _form(request: HttpRequest, form: Form, *, job: Job | None, status: int = 20
     return render(request, "schedule_form.html", facts | more, status=status)
 
 
+def _times(request: HttpRequest, form: JobForm, *, job: Job | None, change: jobs.Change) -> HttpResponse:
+    """The times of the terms, which may be saved under them. Save for other terms than those shown saves nothing."""
+    unseen = bool(request.POST.get("confirm"))
+    form.show(anchor=change.anchor)
+    return _form(request, form, job=job, status=422 if unseen else 200, change=change, unseen=unseen)
+
+
 def _refused_terms(request: HttpRequest, form: Form, refused: jobs.Refused, *, job: Job | None) -> HttpResponse:
     form.add_error(refused.field if refused.field in form.fields else None, refused.sentence)
     return _form(request, form, job=job, status=422)
 
 
-def _form_anew(request: HttpRequest, form: Form, job: Job, change: jobs.Change, answer: Answer) -> HttpResponse:
+def _form_anew(request: HttpRequest, form: JobForm, job: Job, change: jobs.Change, answer: Answer) -> HttpResponse:
     """409: what changed since; what was typed is kept, and may be sent with the new version."""
     since = form.cleaned_data["version"]
     job.refresh_from_db()
-    data = form.data.copy()  # type: ignore[attr-defined]
-    data["version"], data["token"] = str(job.version), str(uuid.uuid4())
-    form.data = data
-    return _form(request, form, job=job, status=409, change=jobs.Change(old=change.old, new=change.new),
-                 conflict=answer, changes=_history(job, since=since))  # fmt: skip
+    form.show(anchor=change.anchor, version=str(job.version), token=str(uuid.uuid4()))
+    return _form(request, form, job=job, status=409, change=change, conflict=answer,
+                 changes=_history(job, since=since))  # fmt: skip
 
 
 @signed_in

@@ -67,6 +67,25 @@ def test_another_zone_and_back_and_again_within_a_minute_starts_nothing(office, 
     assert len(office.effects) == 2
 
 
+def test_enter_in_a_term_that_was_changed_after_its_times_were_shown_saves_nothing(
+    office, clock, signed_in, live_server
+):
+    daily = job(clock)
+    page = signed_in(cast.people()["op_ann"])
+    page.goto(f"{live_server.url}/schedules/{daily.pk}/edit")
+    page.get_by_label("Expression").fill("0 3 * * *")
+    page.get_by_role("button", name="Show the times").click()
+    page.locator("#change").get_by_text("Thu 11 Jun 2026 03:00 UTC").wait_for()
+    page.get_by_label("Expression").fill("0 4 * * *")
+    page.get_by_label("Expression").press("Enter")
+    page.locator("#change").get_by_text("Thu 11 Jun 2026 04:00 UTC").wait_for()
+    assert "nothing was saved" in page.get_by_role("alert").inner_text()
+    assert Job.objects.get().expression == "30 16 * * *"
+    page.locator("#change").get_by_role("button", name="Save").click()
+    page.get_by_text("Done.").wait_for()
+    assert Job.objects.get().expression == "0 4 * * *"
+
+
 @pytest.fixture
 def lived_in(office, clock):
     """Schedules with something of everything."""
