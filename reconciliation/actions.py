@@ -14,9 +14,10 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from . import agreed, approvals, pressing, run_deeds
+from . import agreed, approvals, holds, pressing, run_deeds
 from .actors import Actor, Permission
 from .approvals import ApprovalView
+from .claims import LedgerUnavailable
 from .deeds import (
     NotAllowed,
     View,
@@ -29,7 +30,7 @@ from .deeds import (
     retry,
     stop,
 )  # fmt: skip
-from .intents import why_not_undoable
+from .intents import undo_step, why_not_undoable
 from .judgement import absence_provable_at
 from .models import Approval, Operation, Run
 from .pressing import Answer, Verdict, answer_of
@@ -155,6 +156,11 @@ _NOT_UNKNOWN = "Its outcome is not unknown; there is nothing to resolve."
 
 
 def _say_retry(view: View) -> Say:
+    allowed, why = _say_repeated(view)
+    return (False, view.held) if allowed and view.held else (allowed, why)
+
+
+def _say_repeated(view: View) -> Say:
     operation, spec = view.operation, view.spec
     why = why_not_retryable(operation)
     if not why and spec is None:
@@ -216,7 +222,8 @@ def _say_new_intent(view: View) -> Say:
         return False, "Its run has ended; start a new run."
     if operation.unknown_attempts:
         return agreed.say_new_intent(operation)
-    return True, "Records the same request as a new intent with a new key, and lets its run go on with it."
+    said = "Records the same request as a new intent with a new key, and lets its run go on with it."
+    return True, f"{said}{holds.waits(view.held)}"
 
 
 def _say_compensate(view: View) -> Say:
@@ -225,7 +232,16 @@ def _say_compensate(view: View) -> Say:
         return False, why
     by_two = view.spec is not None and view.spec.undo_second_person
     asks = " It is sent only after another person has agreed to it." if by_two else ""
-    return True, f"Looks whether it still stands, then reverses it by a new operation with a key of its own.{asks}"
+    said = f"Looks whether it still stands, then reverses it by a new operation with a key of its own.{asks}"
+    return True, f"{said}{holds.waits(_held_undo(view))}"
+
+
+def _held_undo(view: View) -> str:
+    """Why its undo, which may be another action at another provider, would be held back now, or nothing."""
+    step = undo_step(view.operation)
+    if step is None or step.undo is None:
+        return ""
+    return holds.in_the_way(view.operation, provider=step.undo.provider or step.provider, action=step.undo.action)
 
 
 @dataclass(frozen=True)
@@ -399,6 +415,8 @@ def _answer(action: _Action, subject: Subject, press: Press, actor: Actor) -> tu
         return _joined(action, fresh, press, actor) or _out_of_date(action, fresh, press, actor)
     except NotAllowed as refusal:
         why, told = "not_allowed", str(refusal)
+    except LedgerUnavailable as away:
+        why, told = "ledger_unavailable", f"Nothing was changed. {away.sentence}"
     except TransitionRefused as refusal:
         why, told = refusal.verdict, f"Nothing was changed. {refusal.sentence}"
     return _joined(action, fresh, press, actor) or _refused(action, fresh, press, actor, why=why, told=told)

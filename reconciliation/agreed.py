@@ -60,7 +60,10 @@ def say_send_again(view: View) -> tuple[bool, str]:
     forgotten = keyed and (operation.same_key_until is None or operation.same_key_until <= view.now)
     if not why_not_retryable(operation) and not forgotten:
         return False, "A retry with the same key is safe now; that makes no duplicate."
-    return _say_asked(open_request(operation, SEND_AGAIN)) or (
+    standing = open_request(operation, SEND_AGAIN)
+    if _agreed(standing) and view.held:  # asking stays possible: it takes its time
+        return False, view.held
+    return _say_asked(standing) or (
         True,
         "Asks another person to accept that it may happen twice. Once they agree it is looked up, then sent again.",
     )

@@ -16,8 +16,9 @@ from django.conf import settings
 from audit import log as audit
 from audit.models import Entry
 
-from . import agreed, consent, pressing, registry, second_person, transition
+from . import agreed, consent, holds, pressing, registry, second_person, transition
 from .actors import SYSTEM, Actor, Permission
+from .claims import LedgerUnavailable
 from .deeds import NotAllowed, Pressed
 from .models import Approval, Operation, Run
 from .pressing import Verdict
@@ -37,6 +38,7 @@ class ApprovalView:
     operation: Operation | None
     run: Run | None
     now: datetime
+    held: str  # why what it is about would be held back now, or nothing
 
     @property
     def over(self) -> bool:
@@ -59,7 +61,14 @@ def read(approval: Approval) -> ApprovalView:
     """What the previews of `approval` depend on."""
     operation = approval.operation
     run = approval.run or (operation.run if operation else None)
-    return ApprovalView(approval=approval, operation=operation, run=run, now=transition.database_now())
+    sends = operation is not None and approval.state == ApprovalState.WAITING
+    return ApprovalView(
+        approval=approval,
+        operation=operation,
+        run=run,
+        now=transition.database_now(),
+        held=holds.in_the_way(operation) if operation is not None and sends else "",
+    )
 
 
 # Who may
@@ -105,14 +114,15 @@ def say_approve(view: ApprovalView) -> tuple[bool, str]:
         return False, "What it is about has changed since it was asked: it must be asked for again."
     if view.too_late_for_its_run:
         return False, "Its run has ended; nothing would be sent."
-    lasts = duration(timedelta(seconds=view.approval.use_within))
+    lasts, waits = duration(timedelta(seconds=view.approval.use_within)), holds.waits(view.held)
     if view.approval.action:
         return (
             True,
-            f"It is done at once, in your name and that of who asked; else {_soon(view.approval)}",
+            f"It is done at once, in your name and that of who asked; else {_soon(view.approval)}{waits}",
         )
     then = " Then the run goes on." if view.going else ""
-    return True, f"Exactly this is sent, once, if a worker takes it within {lasts}; after that it is asked anew.{then}"
+    said = f"Exactly this is sent, once, if a worker takes it within {lasts}; after that it is asked anew.{then}"
+    return True, f"{said}{waits}"
 
 
 def say_deny(view: ApprovalView) -> tuple[bool, str]:
@@ -164,9 +174,14 @@ def approve(approval: Approval, press: Pressed, actor: Actor) -> str:
         return f"Approved. It is sent, once, as soon as a worker takes it, within {lasts}."
     try:
         return f"Approved. {agreed.carry_out(Approval.objects.get(pk=approval.pk), actor=actor)}"
-    except (NotAllowed, TransitionRefused) as refusal:
-        why = refusal.sentence if isinstance(refusal, TransitionRefused) else str(refusal)
-        return f"Approved, but it could not be done yet: {why} It is done {_soon(approval)}"
+    except LedgerUnavailable as away:
+        pressing.refuse(approval, actor, action=approval.action, why="ledger_unavailable", reason=press.reason)
+        why = away.sentence
+    except NotAllowed as refusal:
+        why = str(refusal)
+    except TransitionRefused as refusal:
+        why = refusal.sentence
+    return f"Approved, but it could not be done yet: {why} It is done {_soon(approval)}"
 
 
 def _soon(approval: Approval) -> str:

@@ -38,6 +38,11 @@ DATABASE_ERRORS = (DatabaseError, InterfaceError)  # Django's InterfaceError is 
 class LedgerUnavailable(Exception):
     """The claim could not be written, so nothing was sent."""
 
+    @property
+    def sentence(self) -> str:
+        """As a person is told it."""
+        return f"{str(self)[:1].upper()}{str(self)[1:].rstrip('.')}."
+
 
 class FingerprintMismatch(Exception):
     """A known identity with another provider, action or request. Nothing is sent, nothing else is told."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from . import intents, reconciler, retrying, runs, transition
+from . import holds, intents, reconciler, retrying, runs, transition
 from .actors import Actor
 from .models import JournalEntry, Operation, Run
 from .providers.base import ActionSpec, Verdict
@@ -50,6 +50,7 @@ class View:
     now: datetime
     finding: dict[str, Any]
     run: Run | None
+    held: str  # why a claim of it would be held back now, or nothing
 
     @property
     def leased(self) -> bool:
@@ -106,6 +107,7 @@ def read(subject: Operation | Run) -> View | Run:
         now=transition.database_now(),
         finding=json.loads(newest.data) if newest else {},
         run=subject.run,
+        held=holds.in_the_way(subject),
     )
 
 

@@ -105,7 +105,7 @@ def why_not_undoable(operation: Operation) -> str:
         return "This one reverses another already; it is not reversed itself."
     if operation.shredded_at is not None:
         return "What was sealed of it was shredded, so no undo can be built from it; reverse it at the provider."
-    if _undo_step(operation) is None:
+    if undo_step(operation) is None:
         return "Its workflow declares no undo for this step."
     run = operation.run
     if run is not None and run.state not in RUN_TERMINAL:
@@ -117,7 +117,8 @@ def why_not_undoable(operation: Operation) -> str:
     return ""
 
 
-def _undo_step(operation: Operation) -> Step | None:
+def undo_step(operation: Operation) -> Step | None:
+    """The step that it was, where its workflow declares an undo for that."""
     if operation.run is None:
         return None
     try:
@@ -133,7 +134,7 @@ def compensate(operation: Operation, *, actor: Actor) -> Outcome:
     Raises NoIntent with why not, and what perform() raises.
     """
     why = why_not_undoable(operation)
-    step, run = _undo_step(operation), operation.run
+    step, run = undo_step(operation), operation.run
     if why or step is None or run is None:
         raise NoIntent(why)
     _check_it_stands(operation, actor)

@@ -274,6 +274,7 @@ REASONS: dict[str, str] = {
     # a restored ledger
     "restored": "the ledger was restored from a backup",
     "maybe_replayed": "not shown to be newer than the release of a restored ledger; looked up before it is sent",
+    "ledger_unavailable": "refused: the ledger or its anchor could not be reached, so nothing was sent",
     "anchor_unreadable": "the anchor could not be read, so nothing was changed",
     "fence_came_down": "this is not the ledger that the anchor knows; nothing is sent",
     "restore_begun": "a person said that this ledger was restored",

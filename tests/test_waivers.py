@@ -24,13 +24,13 @@ LOST = OutcomeUnknown("no answer came")
 BOB = replace(ROOT, id="person:2", name="op_bob")
 
 
-def _reversed_by(action: str, *, provider: str = "clerk") -> Workflow:
+def reversed_by(action: str, *, provider: str = "clerk") -> Workflow:
     undo = Undo(action=action, provider=provider, request=flows.undone, retry=flows.PATIENT)
     reserve = Step(name="reserve", provider="clerk", action="keyed", request=flows.order, undo=undo)
     return flows.flow(f"by_{provider}_{action}", reserve, flows.SHIP)
 
 
-LISTED, BLIND, KEYED = _reversed_by("lookup"), _reversed_by("none", provider="blind"), _reversed_by("keyed")
+LISTED, BLIND, KEYED = reversed_by("lookup"), reversed_by("none", provider="blind"), reversed_by("keyed")
 
 
 @pytest.fixture
