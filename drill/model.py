@@ -43,7 +43,7 @@ AGENT = Actor(id="agent:model", kind="agent")
 OTHER = Actor(id="person:2", kind="person", name="Otto Other", permissions=frozenset(Permission))
 PRESSED = (
     "look_up", "resolve_applied", "resolve_not_applied", "retry", "send_again", "new_intent", "compensate", "terminate",
-    "withdraw",
+    "withdraw", "close",
 )  # fmt: skip
 ON_RUNS = ("resume", "cancel", "compensate_run", "waive_undo")
 OFFERED = "what is offered"

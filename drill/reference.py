@@ -40,6 +40,7 @@ DEEDS: dict[str, tuple[frozenset[str], frozenset[str] | None]] = {
     "compensate": (frozenset({State.SUCCEEDED}), frozenset({State.SUCCEEDED})),
     "terminate": (frozenset(State) - TERMINAL - {State.PENDING}, frozenset({State.TERMINATED})),
     "withdraw": (frozenset({State.READY, State.AWAITING_APPROVAL}), frozenset({State.TERMINATED})),
+    "close": (TERMINAL, TERMINAL),
 }  # fmt: skip
 DEEDS_ON_RUNS: dict[str, tuple[frozenset[str], frozenset[str] | None]] = {
     "cancel": (GOING, frozenset({RunState.CANCELLED})),

@@ -22,6 +22,7 @@ from .deeds import (
     NotAllowed,
     View,
     check_reason,
+    close,
     compensate,
     look_up,
     read,
@@ -206,6 +207,15 @@ def _say_withdraw(view: View) -> Say:
     return True, "Nothing was sent, and nothing will be."
 
 
+def _say_close(view: View) -> Say:
+    operation = view.operation
+    if operation.state not in TERMINAL:
+        return False, "Its outcome is not settled; what settles it ends the case."
+    if operation.escalated_at is None:
+        return False, "Nobody was called to it."
+    return True, "Takes it off the queue: somebody has dealt with it. What is known of it stays as it is."
+
+
 def _say_new_intent(view: View) -> Say:
     operation = view.operation
     if operation.waived:
@@ -260,6 +270,7 @@ class _Action:
     calls_out: bool = False  # uses the network, so it is not one transaction
     any_version: bool = False  # harmless on a page that is out of date
     asks: Callable[..., tuple[Input, ...]] | None = None  # inputs that depend on what is acted on
+    only_where_allowed: bool = False  # elsewhere not worth a line that says why not
 
 
 _PROVIDER_ID = Input(
@@ -285,6 +296,7 @@ _OPERATION_ACTIONS = (
             partial(stop, code="terminated")),
     _Action("send_again", "Send again, accepting a duplicate", "Send again", Permission.RETRY,
             agreed.say_send_again, agreed.send_again, calls_out=True),
+    _Action("close", "Close the case", "Close", Permission.RESOLVE, _say_close, close, only_where_allowed=True),
 )  # fmt: skip
 
 
@@ -324,7 +336,8 @@ Seen = View | Run | ApprovalView
 def previews(subject: Subject, *, actor: Actor) -> tuple[Preview, ...]:
     """Every action on `subject`, the allowed ones first, each with what it would do or why it is not allowed."""
     view = _read(subject)
-    shown = [_preview(action, view, actor) for action in _actions(subject)]
+    told = [(action, _preview(action, view, actor)) for action in _actions(subject)]
+    shown = [preview for action, preview in told if preview.allowed or not action.only_where_allowed]
     best = next((p.action for p in shown if p.allowed and p.action in ("look_up", "resume")), None)
     marked = [_recommend(p) if p.action == best else p for p in shown]
     return tuple(sorted(marked, key=lambda preview: not preview.allowed))

@@ -178,6 +178,18 @@ def stop(operation: Operation, press: Pressed, actor: Actor, *, code: str) -> st
     return f"{code.capitalize()}. " + ("Its outcome stays unknown on record." if unknown else "No attempt was applied.")
 
 
+def close(operation: Operation, press: Pressed, actor: Actor) -> str:
+    """A person has dealt with what a settled case called them for: the mark goes, and nothing else changes."""
+    transition.transition(
+        operation.subject,
+        to=None,
+        version=press.version,
+        patch=transition.unmarked(operation),
+        fact=actor.fact("closed", reason=press.reason, was=operation.escalation_reason),
+    )
+    return "Closed. What is known of it stays as it is."
+
+
 def new_intent(operation: Operation, press: Pressed, actor: Actor) -> str:
     """The same request once more, as a new intent; its run goes on with it."""
     if operation.version != press.version:

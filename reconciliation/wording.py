@@ -201,6 +201,7 @@ REASONS: dict[str, str] = {
     "resolved_absent": "resolved as not applied, on proof",
     "asserted_not_applied": "resolved as not applied, on a person's word",
     "terminated": "stopped by a person",
+    "closed": "dealt with by a person",
     "withdrawn": "withdrawn before anything was sent",
     "resumed": "resumed by a person",
     "joined": "somebody else's press was at work already",

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from audit.models import Entry
 from reconciliation.models import Approval, Operation
@@ -45,6 +46,33 @@ def form_of(response, action):
 def press(browser, operation, action, **fields):
     page = browser.get(f"/operations/{operation.pk}")
     return browser.post(f"/operations/{operation.pk}/act", form_of(page, action) | fields)
+
+
+# Closing
+
+
+@pytest.mark.parametrize(
+    ("state", "why"), [("succeeded", "applied_after_all"), ("failed_terminal", "unknown_after_all")]
+)
+def test_a_settled_case_to_which_somebody_was_called_is_closed_with_a_reason(ann, who, state, why):
+    case = cast.operation(state=state, escalated_at=timezone.now(), escalation_reason=why)
+    assert f"/operations/{case.pk}" in ann.get("/").content.decode()
+    assert "A reason is needed" in text(press(ann, case, "close", reason=""))
+    press(ann, case, "close", reason="Credited by hand, ticket T-9.")
+    case.refresh_from_db()
+    assert (case.state, case.escalated_at, case.escalation_reason) == (state, None, "")
+    assert f"/operations/{case.pk}" not in ann.get("/").content.decode()
+    assert "Credited by hand, ticket T-9." in text(cast.client(who["au_dan"]).get(f"/operations/{case.pk}"))
+
+
+def test_nothing_is_closed_that_is_not_settled_or_that_calls_nobody(ann):
+    for case in (cast.escalated(), cast.operation(state="succeeded")):
+        assert "Close the case" not in text(ann.get(f"/operations/{case.pk}"))
+        form = {"action": "close", "token": str(uuid.uuid4()), "version": case.version, "reason": "x" * 12}
+        ann.post(f"/operations/{case.pk}/act", form)
+        before = case.version
+        case.refresh_from_db()
+        assert case.version == before
 
 
 # What the page says
