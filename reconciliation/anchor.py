@@ -17,13 +17,14 @@ import json
 import os
 import struct
 import threading
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 from uuid import UUID, uuid4
 
 from django.conf import settings
@@ -32,11 +33,22 @@ from django.utils.module_loading import import_string
 FORMAT = 1
 RECORD = struct.Struct("<qiI")  # operation, generation, checksum
 HEADER = 16  # bytes of the ledger's identity, before the records
+PATIENCE = 10.0  # seconds; what is decided about the anchor takes milliseconds, so who holds it longer hangs
 KEEP = 64  # claims that a trail holds: more than one process has under way at once
 
 
 class AnchorUnreadable(Exception):
     """Whether this is the right database cannot be told, so nothing may be sent. The text says why."""
+
+
+class AnchorHeld(AnchorUnreadable):
+    """Another process decides about the anchor, and has not come to an end for as long as was waited."""
+
+    def __init__(self, what: str, wait: float) -> None:
+        super().__init__(
+            f"{what} is held by another process, which did not let go within {wait:g} s. One that was stopped or hangs "
+            "has to go on or be ended."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +75,14 @@ class Trails:
 
 
 class Anchor(Protocol):
-    """What a backend does. Everything raises AnchorUnreadable where the anchor cannot be reached."""
+    """What a backend does. Everything raises AnchorUnreadable where the anchor cannot be reached.
+
+    lock() gives a context manager, and raises AnchorHeld where it is not free within `wait` seconds.
+    """
 
     def read(self) -> Known | None: ...
     def write(self, known: Known) -> None: ...
-    def lock(self) -> Any: ...
+    def lock(self, wait: float = PATIENCE) -> Any: ...
     def note(self, database: str, operation: int, generation: int) -> None: ...
     def noted(self, database: str) -> Trails: ...
     def sync(self) -> None: ...
@@ -123,8 +138,11 @@ class FileAnchor:
             raise AnchorUnreadable(f"The anchor {self.path} cannot be written ({error.strerror}).") from error
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """One process at a time reads and writes, on every machine that shares the file; freed by the holder's end."""
+    def lock(self, wait: float = PATIENCE) -> Iterator[None]:
+        """One process at a time reads and writes, on every machine that shares the file; freed by the holder's end.
+
+        A holder that does not end (stopped, or its disk hangs) must not keep everybody else, so nobody waits for ever.
+        """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = open(self.path.with_name(f"{self.path.name}.lock"), "a")  # noqa: SIM115 - closed below
@@ -132,9 +150,11 @@ class FileAnchor:
             raise AnchorUnreadable(f"The anchor {self.path} cannot be locked ({error.strerror}).") from error
         with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                taken = within(wait, partial(_flock, file))
             except OSError as error:  # a file system without working locks
                 raise AnchorUnreadable(f"The anchor {self.path} cannot be locked ({error.strerror}).") from error
+            if not taken:
+                raise AnchorHeld(f"The anchor {self.path}", wait)
             yield
 
     # The trail
@@ -221,6 +241,24 @@ class _Trail:
     def __del__(self) -> None:
         with suppress(OSError, AttributeError):
             os.close(self._file)
+
+
+def within(seconds: float, take: Callable[[], bool]) -> bool:
+    """Whether `take` succeeded, which is tried at once and then until the time is over."""
+    deadline = time.monotonic() + seconds
+    while not take():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _flock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _claims(data: bytes) -> Iterator[tuple[int, int]]:

@@ -25,7 +25,7 @@ from audit.verify import Head
 
 from . import anchor
 from .actors import Actor
-from .anchor import AnchorUnreadable, Known, Trails
+from .anchor import AnchorHeld, AnchorUnreadable, Known, Trails
 from .here import connection as my_connection
 from .models import Limit, Operation, RestoreFence
 from .transition import ALIAS
@@ -190,10 +190,14 @@ def _wrong(known: Known | None, here: Here) -> str:
 
 
 @contextmanager
-def deciding() -> Iterator[None]:
-    """Nobody else writes the anchor or decides about the fence meanwhile, on any machine and in any session."""
-    with anchor.current().lock(), connections[ALIAS].cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s)", [LOCK])
+def deciding(*, wait: float = anchor.PATIENCE) -> Iterator[None]:
+    """Nobody else writes the anchor or decides about the fence meanwhile, on any machine and in any session.
+
+    Raises AnchorHeld where somebody else does so for longer than `wait` seconds.
+    """
+    with anchor.current().lock(wait), connections[ALIAS].cursor() as cursor:
+        if not anchor.within(wait, lambda: call("SELECT pg_try_advisory_lock(%s)", [LOCK])):
+            raise AnchorHeld("The right to decide about the anchor, in the database,", wait)
         try:
             yield
         finally:
@@ -258,22 +262,33 @@ def _come_down(problem: Problem, known: Known | None, here: Here) -> None:
 
 
 def forward() -> bool:
-    """Write the anchor forward to what is committed now. True where it was; False while the fence is down."""
-    with deciding():
-        known, here, trails = compare()
-        if here.state == "down" or known is None or judge(known, here) is not None:
-            return False
-        if known.position == here.position and known.timeline == here.timeline:
-            return True  # nothing was decided since, so nothing was sent
-        place = anchor.current()
-        place.sync()
-        mark = call("SELECT fence_mark(%s)", [UUID(here.database)])
-        if mark is None:
-            return False
-        if known.timeline != here.timeline:
-            log.warning("database_timeline_changed", before=known.timeline, now=here.timeline)
-        place.write(replace(_known(here), mark=mark))
-        place.tidy(trails)
+    """Write the anchor forward to what is committed now. True where it knows all of that.
+
+    False while the fence is down, and where somebody else is deciding: whoever that is writes it, or hangs, and a beat
+    that waited for a process that hangs would keep its other duties waiting.
+    """
+    try:
+        with deciding(wait=0):
+            return _forward()
+    except AnchorHeld:
+        return False
+
+
+def _forward() -> bool:
+    known, here, trails = compare()
+    if here.state == "down" or known is None or judge(known, here) is not None:
+        return False
+    if known.position == here.position and known.timeline == here.timeline:
+        return True  # nothing was decided since, so nothing was sent
+    place = anchor.current()
+    place.sync()
+    mark = call("SELECT fence_mark(%s)", [UUID(here.database)])
+    if mark is None:
+        return False
+    if known.timeline != here.timeline:
+        log.warning("database_timeline_changed", before=known.timeline, now=here.timeline)
+    place.write(replace(_known(here), mark=mark))
+    place.tidy(trails)
     return True
 
 

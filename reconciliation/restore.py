@@ -8,6 +8,7 @@ after the release, what is not shown to be new is looked up before it is sent, u
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -44,8 +45,16 @@ class Pressed:
 # The beat's duty
 
 
-def tend() -> bool:
-    """Look, mark a batch where the fence is down, and write the anchor forward where it is not. True: it is down."""
+@dataclass(frozen=True)
+class Tended:
+    """What a round of the beat's duty came to."""
+
+    down: bool  # nothing may be sent
+    done: bool  # the anchor knows what is committed, or must not learn it while the fence is down
+
+
+def tend() -> Tended:
+    """Look, mark a batch where the fence is down, and write the anchor forward where it is not."""
     fence.forget()
     fence.look()
     down = fence.current()
@@ -53,10 +62,10 @@ def tend() -> bool:
         for _ in range(STEPS):
             if not mark():
                 break
-        return True
-    fence.forward()
+        return Tended(down=True, done=True)
+    done = fence.forward()
     _end_replays()
-    return False
+    return Tended(down=False, done=done)
 
 
 def _end_replays() -> None:

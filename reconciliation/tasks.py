@@ -63,8 +63,10 @@ def beat_once() -> None:
     timekeeping.keep()
     down = fence.is_down()
     if down or _is_time("anchor", every=settings.AFTERCALL_ANCHOR_EVERY):
-        down = bool(_guarded(restore.tend))
-        tick("anchor", by=workers.me(), handled=0)
+        tended = _guarded(restore.tend)
+        down = tended is not None and tended.down
+        if tended is not None and tended.done:  # else it is tried in the next round, and after a while it is a signal
+            tick("anchor", by=workers.me(), handled=0)
     schedules.tick()
     if (_anything_due() or _long_quiet()) and OrmQ.objects.count() < settings.Q_CLUSTER["workers"]:
         wake()

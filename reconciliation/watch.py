@@ -257,12 +257,19 @@ def _queue(now: datetime) -> list[Seen]:
     return [("", "queue", oldest, "no worker takes wake-ups")] if oldest and late else []
 
 
-def _silent(name: str) -> Callable[[datetime], list[Seen]]:
-    def find(now: datetime) -> list[Seen]:
-        at = Tick.objects.filter(name=name).values_list("at", flat=True).first()
-        return [("", name, at, f"the last {name} is long ago")] if at and now - at > SILENT else []
+def _beat_silent(now: datetime) -> list[Seen]:
+    return _silent("beat", now, SILENT, "the last beat is long ago")
 
-    return find
+
+def _anchor_silent(now: datetime) -> list[Seen]:
+    """It can be read, so claims go on, and cannot be written; or somebody holds it who does not come to an end."""
+    patience = SILENT + timedelta(seconds=settings.AFTERCALL_ANCHOR_EVERY)
+    return _silent("anchor", now, patience, "not written since then")
+
+
+def _silent(duty: str, now: datetime, patience: timedelta, detail: str) -> list[Seen]:
+    at = Tick.objects.filter(name=duty).values_list("at", flat=True).first()
+    return [("", duty, at, detail)] if at and now - at > patience else []
 
 
 def _anchor(now: datetime) -> list[Seen]:
@@ -285,7 +292,8 @@ _OUTSIDE: dict[str, Callable[[datetime], list[Seen]]] = {
     "anchor_unreadable": _anchor,
     "outbox_behind": _outbox,
     "queue_old": _queue,
-    "beat_silent": _silent("beat"),
+    "beat_silent": _beat_silent,
+    "anchor_silent": _anchor_silent,
 }
 TITLES = {condition.kind: condition.title for condition in CONDITIONS} | {
     "spool_waits": "Receipts wait on disk",
@@ -293,6 +301,7 @@ TITLES = {condition.kind: condition.title for condition in CONDITIONS} | {
     "outbox_behind": "Messages of the outbox are not being published",
     "queue_old": "The wake-up queue is not being emptied",
     "beat_silent": "No beat",
+    "anchor_silent": "The anchor is not written forward, so a restore to a later moment may go unnoticed",
 }
 
 

@@ -6,23 +6,28 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connections, transaction
 
 from audit import log, verify
 from audit.models import Entry
-from reconciliation import anchor, claims, executor, fence, registry, restore, runs, transition
-from reconciliation.models import Limit, Operation, RestoreFence
+from reconciliation import anchor, claims, executor, fence, registry, restore, runs, tasks, transition, watch
+from reconciliation.actors import Permission
+from reconciliation.models import Limit, Operation, RestoreFence, Signal, Tick
 from reconciliation.states import State
 from tests import database, timetable
 from tests.backups import Backup
 from tests.cast import operation
 from tests.ledger import changes_without_audit
-from tests.scripted import AGENT, Clerk, order, row
+from tests.processes import wait_until
+from tests.scripted import AGENT, OLGA, Clerk, order, row
 
 
 @pytest.fixture
@@ -412,6 +417,91 @@ def test_inside_a_transaction_nothing_is_found_that_could_be_rolled_back(clerk: 
     assert down() == ""
     fence.look()
     assert down() == "no_anchor"
+
+
+# Somebody holds it and does not come to an end
+
+REFUND: dict[str, Any] = {
+    "identity": {
+        "tenant": "acme", "workflow_type": "damaged_item", "workflow_id": "1002", "step": "refund",
+        "business_object": "1002",
+    },
+    "provider": "pay", "action": "refund.create", "request": {"order": "1002", "amount": 100, "currency": "USD"},
+}  # fmt: skip
+
+
+def in_time(do: Callable[[], Any], seconds: float = 15) -> Any:
+    """What it answers, in a thread that is waited for so long and no longer."""
+    answers: list[Any] = []
+
+    def run() -> None:
+        try:
+            answers.append(do())
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"it has not come back within {seconds} s"
+    return answers[0]
+
+
+@pytest.mark.processes
+def test_a_beat_that_was_stopped_in_the_middle_of_the_anchor_keeps_no_other_from_its_duties(
+    desk: Any, settings: Any
+) -> None:
+    settings.AFTERCALL_ANCHOR_EVERY = 0
+    desk.worker(do="perform", intent=REFUND).ended()
+    frozen = desk.worker(do="beat", stop_at=["anchoring"])
+    frozen.reached("anchoring")
+    frozen.freeze()
+    held = known()
+    assert not Tick.objects.filter(name="beat").exists()
+    in_time(tasks.beat_once)
+    assert Tick.objects.filter(name="beat").exists()
+    more = order("refund.create", provider="pay", workflow_id="w2", request={**REFUND["request"], "amount": 200})
+    assert in_time(lambda: executor.perform(more, actor=AGENT).state) == State.SUCCEEDED
+    assert (known(), down()) == (held, "")
+    with pytest.raises(anchor.AnchorHeld, match="held by another process"), fence.deciding(wait=0.2):
+        pass
+    (desk.folder / "worker-2" / "go-anchoring").touch()
+    frozen.thaw()
+    wait_until(lambda: known().mark == held.mark + 1)
+    frozen.stop()
+    frozen.ended()
+    assert fence.forward()
+
+
+def test_a_press_says_that_somebody_holds_the_anchor_and_does_not_wait_for_ever(clerk: Clerk, monkeypatch: Any) -> None:
+    monkeypatch.setattr(fence, "deciding", partial(fence.deciding, wait=0.2))
+    actor = replace(OLGA, permissions=frozenset(Permission))
+    with anchor.current().lock():
+        answer = in_time(lambda: restore.adopt(actor=actor, version=0, reason="complete", token=uuid4()))
+    assert answer.verdict == "refused"
+    assert "held by another process" in answer.message
+    assert "ended" in answer.message
+
+
+def test_an_anchor_that_can_be_read_and_not_written_is_a_signal(
+    clerk: Clerk, clock: Any, monkeypatch: Any, settings: Any
+) -> None:
+    tasks.beat_once()
+    perform(1)
+
+    def full(*_: Any) -> None:
+        raise anchor.AnchorUnreadable("no space left")
+
+    monkeypatch.setattr(anchor.current(), "write", full)
+    for _ in range(2):
+        clock.advance(seconds=90)
+        tasks.beat_once()
+    watch.look()
+    assert Signal.objects.get(kind="anchor_silent").cleared_at is None
+    monkeypatch.undo()
+    tasks.beat_once()
+    watch.look()
+    assert Signal.objects.get(kind="anchor_silent").cleared_at is not None
 
 
 # What being down means

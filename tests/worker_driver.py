@@ -55,6 +55,7 @@ from reconciliation import (
     workers,
 )
 from reconciliation.actors import SYSTEM, Actor
+from reconciliation.anchor import FileAnchor
 from reconciliation.executor import Intent
 from reconciliation.keys import Identity
 from reconciliation.providers.http import HttpProvider
@@ -144,6 +145,7 @@ BOUNDARIES = {
     "born": _after(executor, "submit"),
     "unmarked": _before(outbox, "published"),
     "marked": _after(outbox, "published"),
+    "anchoring": _before(FileAnchor, "sync"),  # both locks are held, and the anchor is not written yet
 }
 
 
