@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
+from reconciliation import leases, registry
+from reconciliation.workflows import Choice
+
 LOOPBACK_HOSTS = {"127.0.0.1", "localhost", "[::1]", "::1", "testserver"}
 SHORTEST_SECRET = 32  # characters; an HMAC secret that can be guessed makes keys that can be guessed
 PER_TASK_SLACK = 3  # seconds that a worker may need around a task's timeout
@@ -160,6 +163,28 @@ def redelivery() -> list[CheckMessage]:
         )
         for name, cluster in clusters.items()
         if cluster["retry"] <= (least := longest_delivery(cluster))
+    ]
+
+
+@rule
+def time_to_propose() -> list[CheckMessage]:
+    """A choice step is not ended in the middle of its answer: it would be asked again and again to no end."""
+    try:
+        workflows = registry.workflows().values()
+    except Exception:  # reconciliation.E001 and E004 say what is wrong with them
+        return []
+    most = float(str(settings.Q_CLUSTER["timeout"]))
+    return [
+        Error(
+            f"Workflow {workflow.name} version {workflow.version}: choice {step.name!r} may take {longest:g} s with "
+            f"its lease's margin, but the queue ends a task after {most:g} s.",
+            hint=f"Lower the choice's timeout, or set Q_CLUSTER's timeout to at least {longest + PER_TASK_SLACK:g} and "
+            "its retry to what is asked for then.",
+            id="aftercall.E023",
+        )
+        for workflow in workflows
+        for step in workflow.steps
+        if isinstance(step, Choice) and (longest := leases.of_step(step)) + PER_TASK_SLACK > most
     ]
 
 

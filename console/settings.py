@@ -215,12 +215,13 @@ AUTH_PASSWORD_VALIDATORS = [
 ]
 
 # Queue: a wake-up, not a memory. `retry` is held against the number of tasks that may wait in a worker (checks.py):
-# the redelivery clock starts when a task is fetched, not when it starts.
+# the redelivery clock starts when a task is fetched, not when it starts. `timeout` leaves a choice step the time
+# that it may take to propose, which is held against it too.
 Q_CLUSTER = {
     "name": "aftercall",
     "orm": "default",
     "workers": 2,
-    "timeout": 60,
+    "timeout": 180,
     "retry": 600,
     "queue_limit": 2,
     "bulk": 1,
@@ -231,7 +232,7 @@ Q_CLUSTER = {
     "save_limit": 100,
     "cache": "local",
     "log_level": "WARNING",
-    "ALT_CLUSTERS": {"bulk": {"workers": 1, "timeout": 60, "retry": 600, "queue_limit": 1, "bulk": 1}},
+    "ALT_CLUSTERS": {"bulk": {"workers": 1, "timeout": 180, "retry": 600, "queue_limit": 1, "bulk": 1}},
 }
 
 # Web, worker, beat and commands are told apart in pg_stat_activity by this name.

@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 from pydantic import BaseModel, ValidationError
 
-from . import sealing, transition
+from . import leases, sealing, transition, workers
 from .claims import Held
 from .keys import InvalidField, canonical
 from .models import Chosen, Run
@@ -26,14 +26,17 @@ class NotChosenAgain(Exception):
 def choose(progress: Progress, step: Choice, lease: Held) -> tuple[str, str] | None:
     """Ask once and store what was proposed; ask again, within a budget of its own, where the proposal is invalid.
 
-    Returns (step, reason) where the budget is spent: the run then stops for a person.
+    Each time is on record before it is asked, with a lease that leaves time for it: neither a slow model nor one that
+    takes its worker down is asked without end. Returns (step, reason) where the run stops for a person.
     """
-    run = progress.run
-    version, asked = _position(run, step)
-    while asked < step.proposals:
-        asked += 1
+    run, version = progress.run, decided_version(progress.run, step.name) + 1
+    try:
+        facts = progress.facts
+    except sealing.CannotOpen:
+        return step.name, "request_unreadable"
+    while _asked(run, step, lease, version):
         try:
-            value = _valid(step, step.choose(progress.facts))
+            value = _valid(step, step.choose(facts))
         except Exception as error:  # a model that fails to answer has proposed nothing valid
             _store(run, step, lease, version=version, problem=_problem(error))
             log.info("proposal_refused", run=run.pk, step=step.name, error=type(error).__name__)
@@ -43,10 +46,17 @@ def choose(progress: Progress, step: Choice, lease: Held) -> tuple[str, str] | N
     return step.name, "no_valid_proposal"
 
 
-def _position(run: Run, step: Choice) -> tuple[int, int]:
-    """(the version to be decided, how many invalid proposals of it there are)."""
-    version = decided_version(run, step.name) + 1
-    return version, Chosen.objects.filter(run=run, step=step.name, version=version, valid=False).count()
+def _asked(run: Run, step: Choice, lease: Held, version: int) -> int:
+    """Which proposal may be asked for now; 0: as many were as may be. Raises RunNotHeld."""
+    return transition.ask_for_proposal(
+        run.subject,
+        generation=lease.generation,
+        seconds=leases.of_step(step),
+        step=step.name,
+        version=version,
+        most=step.proposals,
+        observer=workers.me(),
+    )
 
 
 def decided_version(run: Run, name: str) -> int:

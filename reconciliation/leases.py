@@ -27,8 +27,6 @@ FOR_A_STEP = ("step_needs_person", "undo_incomplete", "run_time_spent", "run_spe
 LOCK = "lock: "
 HANDLER = "handler: "
 
-CHOICE_SECONDS = 120.0  # a model may take its time to propose
-
 
 def with_margin(seconds: float) -> float:
     """A run's lease outlives the operation's under it, so that a late settlement does not fence the walk."""
@@ -38,7 +36,7 @@ def with_margin(seconds: float) -> float:
 def of_step(step: Step | Choice) -> float:
     """Seconds that one step may hold its run."""
     if isinstance(step, Choice):
-        return with_margin(CHOICE_SECONDS)
+        return with_margin(step.timeout.total_seconds())
     return of_action(step.provider, step.action)
 
 

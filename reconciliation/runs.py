@@ -242,7 +242,6 @@ def _start_apart(progress: Progress, step: Step | Choice, lease: Held) -> tuple[
 
 def _start(progress: Progress, step: Step | Choice, lease: Held) -> tuple[str, str] | None:
     if isinstance(step, Choice):
-        stepping.stay(progress.run, lease, seconds=leases.of_step(step))
         return choosing.choose(progress, step, lease)
     return stepping.send(progress.run, step.name, lambda: _intent(progress, step, lease), lease)
 

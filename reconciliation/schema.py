@@ -47,6 +47,7 @@ INTERNAL = (
     "ledger_wake_held",
     "ledger_latest",
     "ledger_passed",
+    "ledger_walks",
     "ledger_follow_back",
     "fence_jump",
     "fence_watch_for_replays",

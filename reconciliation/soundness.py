@@ -109,6 +109,8 @@ def shown_problems(what: str, names: Any) -> Iterator[str]:
 def _choice_problems(step: Choice) -> Iterator[str]:
     if step.proposals < 1:
         yield f"choice {step.name!r} may propose {step.proposals} times; proposals must be at least 1"
+    if not step.timeout.total_seconds() > 0:
+        yield f"choice {step.name!r} has no time to propose; timeout must be above 0"
     yield from shown_problems(f"shown of choice {step.name!r}", step.shown)
     if step.schema is None:
         return

@@ -425,10 +425,25 @@ def move_approval(
     return Moved(pk=pk, at=at, source=detail, version=new_version)
 
 
+def ask_for_proposal(
+    subject: Subject, *, generation: int, seconds: float, step: str, version: int, most: int, observer: str
+) -> int:
+    """Put on record that a choice step is asked now, and prolong the run's lease by `seconds`.
+
+    Returns which proposal of this version it is; 0 where `most` were asked for already. Raises RunNotHeld.
+    """
+    row = {"step": step, "version": version, "most": most, "observer": observer}
+    values = [subject.pk, generation, seconds, _json(row)]
+    (number,) = _call("SELECT ledger_ask_for_proposal(%s, %s, %s::numeric, %s::jsonb)", values)
+    if number is None:
+        raise RunNotHeld(kind=subject.kind, pk=subject.pk, source="", target=None)
+    return int(number)
+
+
 def choose(subject: Subject, *, generation: int, row: Mapping[str, Any]) -> bool:
     """Store what a choice step proposed. False where another holder's valid proposal of this version came first.
 
-    Raises RunNotHeld where the lease on the run is over.
+    Raises RunNotHeld where the lease on the run is over: the proposal is kept then, as one that was refused.
     """
     (verdict,) = _call("SELECT ledger_choose(%s, %s, %s::jsonb)", [subject.pk, generation, _json(row)])
     if verdict == "run_not_held":

@@ -735,6 +735,8 @@ def observed(entry: JournalEntry) -> tuple[str, str]:
             return "⧗", f"A late report came for attempt{number} and is kept.{tail}"
         case "heartbeat_refused":
             return "·", f"A heartbeat came after the lease was over and was refused{_by(entry)}.{tail}"
+        case "proposal_asked":
+            return "→", f"Proposal{number} of {data.get('step')} was asked for, for version {data.get('version')}."
         case "evidence":
             return "○", f"Evidence was handed in{_by(entry)}.{tail}"
     return "·", f"{entry.kind.replace('_', ' ').capitalize()}{_by(entry)}.{tail}"

@@ -91,7 +91,8 @@ class Choice:
     """A step whose outcome is not determined by the facts: a model's proposal, the clock, a random value, a read.
 
     `choose` is asked once; what it proposes is validated (`schema`: a pydantic model or None), stored, and reused on
-    every replay. An invalid proposal is kept, masked, for diagnosis, and spends one of `proposals`.
+    every replay. Each time that it is asked spends one of `proposals`, whatever comes of it; an invalid proposal is
+    kept, masked, for diagnosis, and so is one that takes longer than `timeout` and finds the run in other hands.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Choice:
     shown: tuple[str, ...] = ()
     after: tuple[str, ...] | None = None
     proposals: int = 3
+    timeout: timedelta = timedelta(minutes=2)  # how long it may take to propose; the queue must leave as much
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -929,21 +929,63 @@ BEGIN
     RETURN QUERY SELECT 'moved'::text, p_id, v_now, v_old.state::text, v_new.version;
 END $$;
 
--- What a choice step proposed, while the run is held. A valid proposal counts once a version: the first one.
+-- Whether a run goes forward under this very lease.
+CREATE OR REPLACE FUNCTION ledger_walks(p_run reconciliation_run, p_generation int, p_now timestamptz) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(p_run.state = 'running' AND p_run.generation = p_generation AND p_run.lease_until > p_now, false);
+$$;
+
+-- A proposal is asked for only when that is on record (p_row: step, version, most, observer), under a lease that leaves
+-- time for it: a model that is too slow, or takes its worker down, is asked as often as it may propose and no more.
+-- Returns which proposal of the version it is; 0: none is left; null: the run is not held.
+CREATE OR REPLACE FUNCTION ledger_ask_for_proposal(p_run bigint, p_generation int, p_seconds numeric, p_row jsonb)
+RETURNS int LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_run reconciliation_run;
+    v_now timestamptz;
+    v_asked int;
+BEGIN
+    SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = p_run FOR NO KEY UPDATE;
+    v_now := aftercall_now();
+    IF NOT ledger_walks(v_run, p_generation, v_now) THEN
+        RETURN NULL;
+    END IF;
+    -- Refused ones are counted too: they may be from before it was on record that they were asked for.
+    SELECT greatest(
+        (SELECT max(j.attempt) FROM reconciliation_journalentry j WHERE j.run_id = p_run AND j.kind = 'proposal_asked'
+            AND j.data::jsonb @> jsonb_build_object('step', p_row->'step', 'version', p_row->'version')),
+        (SELECT count(*) FROM reconciliation_chosen c WHERE c.run_id = p_run AND c.step = p_row->>'step'
+            AND c.version = (p_row->>'version')::int AND NOT c.valid)) INTO v_asked;
+    IF v_asked >= (p_row->>'most')::int THEN
+        RETURN 0;
+    END IF;
+    UPDATE reconciliation_run r
+       SET lease_until = greatest(r.lease_until, v_now + p_seconds * interval '1 second'),
+           due_at = greatest(r.due_at, v_now + p_seconds * interval '1 second')
+     WHERE r.id = p_run;
+    PERFORM ledger_journal(NULL, p_run, v_now, jsonb_build_array(jsonb_build_object(
+        'kind', 'proposal_asked', 'attempt', v_asked + 1, 'generation', p_generation, 'observer', p_row->>'observer',
+        'data', (p_row - 'observer')::text)));
+    RETURN v_asked + 1;
+END $$;
+
+-- What a choice step proposed, while the run is held. A valid proposal counts once a version: the first one. What comes
+-- when the run is held no more is kept, and counts as refused: another may have been asked for, or decided upon, since.
 CREATE OR REPLACE FUNCTION ledger_choose(p_run bigint, p_generation int, p_row jsonb)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_run reconciliation_run;
+    v_late boolean;
 BEGIN
     SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = p_run FOR NO KEY UPDATE;
-    IF v_run.state <> 'running' OR v_run.generation <> p_generation OR v_run.lease_until <= aftercall_now() THEN
-        RETURN 'run_not_held';
-    END IF;
+    v_late := NOT ledger_walks(v_run, p_generation, aftercall_now());
     INSERT INTO reconciliation_chosen (run_id, step, version, valid, problem, reason, value_shown, value_sealed, at)
-    VALUES (p_run, p_row->>'step', (p_row->>'version')::int, (p_row->>'valid')::boolean, p_row->>'problem',
-            p_row->>'reason', p_row->>'value_shown', p_row->>'value_sealed', aftercall_now())
+    SELECT v_run.id, p_row->>'step', (p_row->>'version')::int, (p_row->>'valid')::boolean AND NOT v_late,
+           concat_ws('; ', CASE WHEN v_late THEN 'came when the run was held no more' END, nullif(p_row->>'problem', '')),
+           p_row->>'reason', p_row->>'value_shown', p_row->>'value_sealed', aftercall_now()
+    WHERE v_run.id IS NOT NULL
     ON CONFLICT DO NOTHING;
-    RETURN CASE WHEN FOUND THEN 'moved' ELSE 'exists' END;
+    RETURN CASE WHEN v_late THEN 'run_not_held' WHEN FOUND THEN 'moved' ELSE 'exists' END;
 END $$;
 
 -- A lease is prolonged only while it lives and is held; it never outlives p_longest seconds from the last send.
