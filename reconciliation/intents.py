@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from . import claims, consent, executor, keys, reconciler, registry, transition
+from . import claims, consent, executor, keys, reconciler, registry, stepping, transition
 from .actors import Actor
 from .claims import Intent
 from .compensation import rise, undo_intent
@@ -146,9 +146,9 @@ def compensate(operation: Operation, *, actor: Actor) -> Outcome:
 def _built(progress: Progress, step: Step) -> Intent:
     """Its undo, as the declaration builds it: from results of other steps too, which may be shredded."""
     try:
-        return undo_intent(progress, step, held=None)
-    except (InvalidField, KeyError, TypeError, ValueError) as error:
-        log.error("undo_cannot_be_built", run=progress.run.pk, step=step.name, **fault(error))
+        return stepping.built(lambda: undo_intent(progress, step, held=None))
+    except stepping.CannotBeBuilt as error:
+        log.error("undo_cannot_be_built", run=progress.run.pk, step=step.name, **fault(error.__cause__ or error))
         raise NoIntent("Its undo cannot be built from what is on record; reverse it at the provider.") from error
 
 

@@ -36,7 +36,7 @@ def stay(run: Run, lease: Held, *, seconds: float) -> None:
 def send(run: Run, name: str, build: Callable[[], Intent], lease: Held) -> tuple[str, str] | None:
     """Perform the step that `build` describes, once. Returns (step, reason) where the run must stop for a person."""
     try:
-        intent = _built(build)
+        intent = built(build)
         stay(run, lease, seconds=leases.with_margin(lease_seconds(registry.spec(intent.provider, intent.action))))
         executor.perform(intent, actor=Actor(id=workers.me(), kind="worker"))
     except claims.FingerprintMismatch:
@@ -51,11 +51,11 @@ def send(run: Run, name: str, build: Callable[[], Intent], lease: Held) -> tuple
     return None
 
 
-def _built(build: Callable[[], Intent]) -> Intent:
+def built(build: Callable[[], Intent]) -> Intent:
     """The intent, by the declaration's own code, which may raise anything: unheard, it would run for ever."""
     try:
         return build()
-    except (sealing.CannotOpen, *claims.DATABASE_ERRORS):
+    except (sealing.CannotOpen, *STANDS_IN_THE_WAY, *claims.DATABASE_ERRORS):
         raise
     except Exception as error:
         raise CannotBeBuilt from error
