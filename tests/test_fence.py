@@ -460,8 +460,10 @@ def test_a_beat_that_was_stopped_in_the_middle_of_the_anchor_keeps_no_other_from
     assert not Tick.objects.filter(name="beat").exists()
     in_time(tasks.beat_once)
     assert Tick.objects.filter(name="beat").exists()
-    more = order("refund.create", provider="pay", workflow_id="w2", request={**REFUND["request"], "amount": 200})
-    assert in_time(lambda: executor.perform(more, actor=AGENT).state) == State.SUCCEEDED
+    mail = {"order": "1002", "to": "jo@example.com", "subject": "Refunded", "body": "It is under way."}
+    more = order("message.send_listed", provider="mail", workflow_id="w2", request=mail)
+    sent = in_time(lambda: executor.perform(more, actor=AGENT))
+    assert desk.effects(desk.operation(pk=sent.pk)) == 1
     assert (known(), down()) == (held, "")
     with pytest.raises(anchor.AnchorHeld, match="held by another process"), fence.deciding(wait=0.2):
         pass
