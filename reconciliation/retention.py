@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 
 KEEPER = Actor(id="system:retention", kind="system")
 BATCH = 500
+_RESTORED = "the ledger was restored, and waits for its release"
+_NO_ANCHOR = "the anchor cannot be read, so this may be a restored ledger"
 LEAST = timedelta(days=1)  # what the database insists on, whatever an action declares
 
 
@@ -39,12 +41,12 @@ class Tally:
     shredded: int = 0
     forgotten: int = 0
     messages: int = 0
-    fenced: bool = False  # the ledger was restored: what may be wanted as evidence stays until its release
+    fenced: str = ""  # why nothing was touched: what may be wanted as evidence stays until a release
 
     def told(self) -> str:
         """In one sentence."""
         if self.fenced:
-            return "Nothing was pruned: the ledger was restored, and waits for its release."
+            return f"Nothing was pruned: {self.fenced}."
         gone = f"{self.pruned['operation']} operations and {self.pruned['run']} runs pruned, {self.shredded} shredded"
         kept = ", ".join(f"{number} {why}" for why, number in sorted(self.kept.items()))
         over = f"{self.forgotten} tombstones and counts and {self.messages} messages forgotten"
@@ -53,8 +55,8 @@ class Tally:
 
 def tend(*, limit: int = BATCH, dry_run: bool = False) -> Tally:
     """One round: shred, prune operations (undos before what they undo), prune runs, forget. `limit` of each."""
-    if fence.is_down():
-        return Tally(fenced=True)
+    if not fence.stands():  # it looks: in an archive that was loaded just now nobody else may have looked yet
+        return Tally(fenced=_RESTORED if fence.is_down() else _NO_ANCHOR)
     tally = Tally()
     for operation, spec in _shreddable(limit):
         if dry_run or _shred(operation, spec) == "shredded":

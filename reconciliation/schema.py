@@ -41,6 +41,7 @@ INTERNAL = (
     "ledger_longer",
     "ledger_mass_guard",
     "ledger_bury",
+    "ledger_restored",
     "ledger_lock_lineage",
     "ledger_run_lineage",
     "ledger_end_limit",

@@ -21,10 +21,18 @@ BEGIN
     INSERT INTO reconciliation_tombstone SELECT p_stone.*;
 END $$;
 
+-- Whether the ledger may have been restored. What is about to go may be what the lost time is told from; this is asked
+-- at each subject, for the fence may come down in the middle of a round.
+CREATE OR REPLACE FUNCTION ledger_restored()
+RETURNS boolean LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
+    SELECT EXISTS (SELECT 1 FROM reconciliation_limit l WHERE l.kind = 'restored' AND l.lifted_at IS NULL);
+$$;
+
 -- Why an operation must stay, or ''. p_keep: seconds since it was settled.
 CREATE OR REPLACE FUNCTION ledger_kept_because(p_op reconciliation_operation, p_keep numeric)
 RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
     SELECT CASE
+        WHEN ledger_restored() THEN 'restored'
         WHEN p_op.state NOT IN ('succeeded', 'failed_terminal', 'terminated') THEN 'open'
         WHEN p_op.escalated_at IS NOT NULL THEN 'escalated'
         WHEN p_op.unknown_attempts <> '{}' AND p_op.state <> 'succeeded' THEN 'unknown'
@@ -105,6 +113,8 @@ BEGIN
     SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = p_id FOR UPDATE SKIP LOCKED;
     IF v_run.id IS NULL THEN
         RETURN 'busy';
+    ELSIF ledger_restored() THEN
+        RETURN 'restored';
     ELSIF v_run.settled_at IS NULL THEN
         RETURN 'open';
     ELSIF v_run.escalated_at IS NOT NULL THEN
@@ -149,6 +159,8 @@ BEGIN
     SELECT * INTO v_op FROM reconciliation_operation o WHERE o.id = p_id FOR NO KEY UPDATE SKIP LOCKED;
     IF v_op.id IS NULL THEN
         RETURN 'busy';
+    ELSIF ledger_restored() THEN
+        RETURN 'restored';
     ELSIF v_op.state NOT IN ('succeeded', 'failed_terminal', 'terminated') THEN
         RETURN 'open';
     ELSIF v_op.escalated_at IS NOT NULL THEN
