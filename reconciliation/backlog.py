@@ -25,6 +25,7 @@ def pass_range(job: Job, plan: Plan, last: Occurrence | None, state: str, reason
         count = plan.count(first.at, last.at) - _known(job, first.at, last.at)
         of_range = {"until": last.at, "terms": _times(job)} if count > 1 else {}
         slots.insert(job, first, window_start=window, state=state, reason_code=reason, count=count, **of_range)
+    slots.lost_to_gap(job, plan, job.next_at, last.at)
     slots.forward(job, plan, last.at)
 
 

@@ -192,6 +192,7 @@ def create(
 def _created(job: Job, terms: Terms, now: datetime, anchor: datetime, token: UUID, actor: Actor, reason: str) -> Answer:
     _set(job, terms, now, anchor)
     schedules.write(job, actor=actor, code="job_created", reason=reason, before=None)
+    slots.look_ahead(job)
     pressing.take(token, action="create", subject=cast(Any, job), actor=actor)
     return pressing.keep(token, Verdict.DONE, f"{job.name} is on. {_next(job)}")
 
@@ -305,6 +306,7 @@ def _write(job: Job, code: str, actor: Actor, reason: str, change: Callable[[], 
     before = schedules.told(job)
     change()
     schedules.write(job, actor=actor, code=code, reason=reason, before=before)
+    slots.look_ahead(job)
     return _next(job) if job.enabled else "It is off: nothing more is started of it; runs that are started go on."
 
 

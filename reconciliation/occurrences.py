@@ -84,7 +84,7 @@ class Occurrence:
 
     at: datetime  # UTC
     local: str  # what makes it one occurrence for people: the planned wall time and its zone
-    shifted: bool = False  # the planned wall time does not exist; this is the first instant after the gap
+    shifted: bool = False  # `local` does not exist; this is the first instant after the gap, for others of it too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,31 +232,46 @@ class Cron:
         return total
 
     def lost(self, first: datetime, last: datetime) -> list[Lost]:
-        """Where the instant decides and only some hours are named, a named hour may fall into a gap."""
-        if not self.real_time or len(self.fields.hours) == 24 or last - first > 2 * DAY:
+        """Where the instant decides, planned wall times of a gap at whose place in real time nothing runs either."""
+        if not self.real_time:
             return []
         found = []
         for at, begin, end in self._gaps(first, last):
-            walls = list(self._walls(begin, end))
+            walls = [wall for wall in self._walls(begin, end) if not self._made_after(wall, end - begin)]
             if walls:
                 local = f"{walls[0]:%Y-%m-%dT%H:%M} {self.zone}"
                 found.append(Lost(at=at - SECOND, local=local, count=len(walls)))
         return found
 
+    def _made_after(self, wall: datetime, gap: timedelta) -> bool:
+        """Whether every hour is named and the run at that instant has another wall time: nothing is lost then."""
+        return len(self.fields.hours) == 24 and self._planned(wall + gap)
+
     def _gaps(self, first: datetime, last: datetime) -> Iterator[tuple[datetime, datetime, datetime]]:
-        """(instant, wall time at which it begins, wall time at which it ends) of each gap between two instants."""
-        before = self._offset(first)
-        at = first
-        while at < last:
-            at = min(at + timedelta(minutes=15), last)
-            after = self._offset(at)
-            if after > before:
-                change = at
-                while self._offset(change - 60 * SECOND) == after:
-                    change -= 60 * SECOND
+        """(instant, wall time at which it begins, wall time at which it ends) of each gap between two instants.
+
+        Looked for a day at a time, by the offsets at its two ends: no zone puts its clock forward and back within one.
+        """
+        begin = first
+        while begin < last:
+            end = min(begin + DAY, last)
+            gap = self._offset(end) - self._offset(begin)
+            if gap > timedelta():
+                change = self._change(begin, end)
                 wall = change.astimezone(self.tz).replace(tzinfo=None, fold=0)
-                yield change, wall - (after - before), wall
-            before = after
+                yield change, wall - gap, wall
+            begin = end
+
+    def _change(self, begin: datetime, end: datetime) -> datetime:
+        """The first second at which the offset is that of `end`."""
+        before, after = begin.replace(microsecond=0), end.replace(microsecond=0)
+        while after - before > SECOND:
+            middle = (before + (after - before) / 2).replace(microsecond=0)
+            if self._offset(middle) == self._offset(end):
+                after = middle
+            else:
+                before = middle
+        return after
 
     def _offset(self, at: datetime) -> timedelta:
         return at.astimezone(self.tz).utcoffset() or timedelta()
@@ -267,6 +282,9 @@ class Cron:
             if wall >= end:
                 return
             yield wall
+
+    def _planned(self, wall: datetime) -> bool:
+        return wall.hour in self.fields.hours and wall.minute in self.fields.minutes and self._matches(wall.date())
 
     def _matches(self, day: date) -> bool:
         return day.month in self.fields.months and bool(self.fields.match_day(day))
@@ -299,9 +317,9 @@ class Cron:
         if self.real_time:
             return Occurrence(at=at, local=f"{wall.isoformat(timespec='minutes')} {self.zone}")
         planned, shifted = wall.replace(tzinfo=None, fold=0), False
-        if not (wall.hour in self.fields.hours and wall.minute in self.fields.minutes and self._matches(wall.date())):
-            before = (at - SECOND).astimezone(self.tz).replace(tzinfo=None, fold=0)
-            planned, shifted = next(self._walls(before + SECOND, planned)), True
+        gap = self._offset(at) - self._offset(at - SECOND)
+        if gap > timedelta() and (first := next(self._walls(planned - gap, planned), None)) is not None:
+            planned, shifted = first, True  # also where a planned time stands at the end of the gap: it is one run
         return Occurrence(at=at, local=f"{planned:%Y-%m-%dT%H:%M} {self.zone}", shifted=shifted)
 
 

@@ -455,6 +455,7 @@ def _recompute(job: Job) -> None:
         expected.expect(job, expected.plan_of(job).after(decided), decided)
     seen, job.zone_data = job.zone_data, occurrences.ZONE_DATA
     slots.save(job, *expected.EXPECTED)
+    slots.look_ahead(job)
     fact = BEAT.fact(
         "zone_data_changed", zone_data=[seen, job.zone_data], next_at=[slots.text(old), slots.text(job.next_at)]
     )

@@ -72,12 +72,22 @@ def forward(job: Job, plan: Plan, decided: datetime) -> None:
     following = plan.after(decided)
     expected.expect(job, following, decided)
     if following is not None:
-        _lost_to_gap(job, plan, decided, following.at)
+        lost_to_gap(job, plan, decided, following.at)
 
 
-def _lost_to_gap(job: Job, plan: Plan, first: datetime, last: datetime) -> None:
+def look_ahead(job: Job) -> None:
+    """The same for a job whose next run was named anew: nothing may lie unsaid before it."""
+    if job.enabled and job.next_at is not None and job.decided_until is not None:
+        lost_to_gap(job, expected.plan_of(job), job.decided_until, job.next_at)
+
+
+def lost_to_gap(job: Job, plan: Plan, first: datetime, last: datetime) -> None:
+    """A row for each gap of the clock between two instants into which planned times fall; once.
+
+    Its local time is no occurrence: other terms may have one there, which must not look as if it had run.
+    """
     for lost in plan.lost(first, last):
-        occurrence = Occurrence(at=lost.at, local=lost.local)
+        occurrence = Occurrence(at=lost.at, local=f"{lost.local} does not exist")
         insert(job, occurrence, window_start=first, state=SlotState.SKIPPED_GAP, reason_code="gap_of_clock_change",
                count=lost.count)  # fmt: skip
 

@@ -98,6 +98,44 @@ def test_a_named_hour_that_falls_into_the_gap_is_told_where_the_instant_decides(
     assert cron("*/5 * * * *", "America/New_York").lost(utc("2026-03-08T06:55"), utc("2026-03-08T07:00")) == []
 
 
+@pytest.mark.parametrize(
+    ("zone", "expression", "begin", "end", "expected"),
+    [
+        # A week and more between two runs.
+        ("America/New_York", "*/15 2 * * 0", "2026-03-01T07:45", "2026-03-15T06:00", [("03-08T02:00", 4)]),
+        # Several years: one entry for each.
+        ("America/New_York", "0 */2 * * *", "2024-01-01", "2027-01-01",
+         [("03-10T02:00", 1), ("03-09T02:00", 1), ("03-08T02:00", 1)]),
+        # Half an hour is lost, and no run stands where 02:15 would have been.
+        ("Australia/Lord_Howe", "15 * * * *", "2026-10-03T14:45", "2026-10-03T16:15", [("10-04T02:15", 1)]),
+        # A whole Friday.
+        ("Pacific/Apia", "0 * * * 5", "2011-12-24T09:00", "2012-01-06T10:00", [("12-30T00:00", 24)]),
+        # Every hour is named: the run at 03:00 is the one that would have been at 02:00.
+        ("America/New_York", "0 * * * *", "2026-03-01", "2026-03-15", []),
+        # The clock is put back.
+        ("America/New_York", "0 */2 * * *", "2026-10-25", "2026-11-05", []),
+    ],
+)  # fmt: skip
+def test_what_falls_into_a_gap_is_told_however_far_the_two_runs_are_apart(zone, expression, begin, end, expected):
+    found = cron(expression, zone).lost(utc(begin), utc(end))
+    assert [(lost.local[5:16], lost.count) for lost in found] == expected
+
+
+def test_gaps_of_nine_years_are_found_in_a_moment():
+    began = time.monotonic()
+    assert len(cron("*/30 2 29 2 *", "America/New_York").lost(utc("2024-02-29T07:30"), utc("2033-02-28"))) == 0
+    assert len(cron("*/30 2 * * *", "America/New_York").lost(utc("2026-01-01"), utc("2035-01-01"))) == 9
+    assert time.monotonic() - began < 3
+
+
+def test_a_planned_time_in_a_gap_is_told_where_another_one_stands_at_its_end():
+    three = upcoming(cron("0 2,3 * * *", "America/New_York"), utc("2026-03-08T05:00"), 2)
+    assert [(f"{each.at:%d %H:%M}", each.shifted) for each in three] == [("08 07:00", True), ("09 06:00", False)]
+    assert three[0].local == "2026-03-08T02:00 America/New_York"
+    (alone,) = upcoming(cron("0 3 * * *", "America/New_York"), utc("2026-03-08T05:00"), 1)
+    assert (alone.shifted, alone.local) == (False, "2026-03-08T03:00 America/New_York")
+
+
 def test_intervals_keep_real_time_from_their_beginning():
     anchor = utc("2026-03-08T06:10")
     every = plan(kind="interval", expression="90 min", zone="America/New_York", anchor=anchor)
