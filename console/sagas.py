@@ -80,6 +80,8 @@ class Obstacle:
     operation: Operation | None = None
     said: str = ""  # the provider's own words, scrubbed and cut
     other: Run | None = None
+    help: str = ""  # what a person can do about it, and what follows
+    again: datetime | None = None  # when the run is taken up again
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def _undeclared(run: Run) -> Saga:
     newest = {o.step: o for o in Operation.objects.filter(run=run).order_by("intent_version", "id")}
     steps = [o for o in newest.values() if not o.step.startswith(UNDO)]
     views = [_of_operation(o, undo=newest.get(UNDO + o.step)) for o in sorted(steps, key=lambda o: o.pk)]
-    return Saga([Stage([view]) for view in views], [], [])
+    return Saga([Stage([view]) for view in views], [] if run.state in RUN_TERMINAL else _no_handler(run), [])
 
 
 # One step
@@ -292,7 +294,7 @@ def _obstacles(progress: Progress) -> list[Obstacle]:
     if progress.run.state in RUN_TERMINAL:
         return []
     if progress.run.state == RunState.COMPENSATING:
-        return _stuck_undos(progress)
+        return _stuck_undos(progress) + _no_handler(progress.run)
     return _stuck_steps(progress) + _lock_of_others(progress.run) + _no_handler(progress.run)
 
 
@@ -305,7 +307,8 @@ def _stuck_undos(progress: Progress) -> list[Obstacle]:
         waits = tuple(other.name for other in progress.to_undo() if step.name in _undos_behind(progress, other))
         if is_stuck(step, undo):
             why = _why(undo) if undo else step.cannot_undo or "no undo is declared"
-            found.append(Obstacle(f"The undo of {step.name} is stuck: {why}.", waits, undo, _said(undo)))
+            text = f"The undo of {step.name} is stuck: {why}."
+            found.append(Obstacle(text, waits, undo, _said(undo), help=_undo_help(undo)))
         elif waits_for_consent(undo):
             found.append(Obstacle(f"The undo of {step.name} waits for a person's consent.", waits, undo))
         elif undo is not None and undo.state in (State.PENDING, State.AMBIGUOUS):
@@ -330,7 +333,8 @@ def _rings(progress: Progress) -> list[Obstacle]:
 
 def _unknown_step(operation: Operation) -> Obstacle:
     text = _way_of(operation) or "is in flight."
-    return Obstacle(f"{operation.step} {text} Nothing is undone before that is known.", (), operation)
+    text = f"{operation.step} {text} Nothing is undone before that is known."
+    return Obstacle(text, (), operation, help=_help(operation))
 
 
 def _could_not_be_sent(progress: Progress, step: Step) -> bool:
@@ -354,7 +358,9 @@ def _stuck_steps(progress: Progress) -> list[Obstacle]:
         text = _way_of(operation)
         if text:
             waits = _followers(progress, operation.step)
-            found.append(Obstacle(f"{operation.step} {text}", waits, operation, _said(operation)))
+            found.append(
+                Obstacle(f"{operation.step} {text}", waits, operation, _said(operation), help=_help(operation))
+            )
     reason = progress.run.escalation_reason
     at = progress.run.waiting_for
     if reason and not any(each.operation and each.operation.step == at for each in found):
@@ -378,6 +384,34 @@ def _way_of(operation: Operation) -> str:
     if operation.state == State.AWAITING_APPROVAL:
         return "waits for a person's consent."
     return ""
+
+
+def _help(operation: Operation) -> str:
+    """What a person can do about a step with which automation has stopped."""
+    if operation.state == State.FAILED_TERMINAL:
+        return "Open it to try again as a new intent."
+    if operation.escalated_at is None:
+        return ""
+    ways = {
+        State.AMBIGUOUS: "to look it up or to say what became of it",
+        State.FAILED_RETRYABLE: "to retry it",
+    }.get(State(operation.state), "")
+    return f"Open it {ways}; the run then goes on by itself." if ways else ""
+
+
+def _undo_help(undo: Operation | None) -> str:
+    by_hand = "waive it where it was done by hand"
+    if undo is None:
+        return "Waive it where two people accept that it stands."
+    if undo.state == State.TERMINATED:
+        return (
+            f"{by_hand.capitalize()}."
+            if undo.unknown_attempts
+            else f"Open it to try again as a new intent, or {by_hand}."
+        )
+    told = _help(undo)
+    head, found, tail = told.partition(";")
+    return f"{head if found else head.removesuffix('.')}, or {by_hand}{found + tail if found else '.'}" if told else ""
 
 
 def _why(operation: Operation) -> str:
@@ -411,7 +445,8 @@ def _lock_of_others(run: Run) -> list[Obstacle]:
 def _no_handler(run: Run) -> list[Obstacle]:
     if not run.waiting_for.startswith(HANDLER):
         return []
-    return [Obstacle(f"No worker went on with it so far: {run.waiting_for.removeprefix(HANDLER)}.")]
+    text = f"A worker left it to another one: {wording.lacking(run)}."
+    return [Obstacle(text, help="Once a worker has it, the run goes on by itself", again=run.due_at)]
 
 
 # What became of it
@@ -429,6 +464,11 @@ class Told:
     not_begun: tuple[str, ...]
     never: tuple[tuple[str, str], ...]
     said: list[tuple[Operation, str]]  # what rests on a person's word, and what the provider showed
+
+    @property
+    def looked_up(self) -> bool:
+        """Whether automation still finds out about one of those that are unknown."""
+        return any(operation.due_at is not None for operation in self.unknown)
 
 
 HEADINGS = {

@@ -161,13 +161,17 @@ def _stays_stuck(run: Run) -> str:
     failed = ", ".join(step.name for step in left if (u := progress.undo(step)) and u.state in ended)
     if failed:
         return f"The undo of {failed} failed for good: try it again as a new intent on its page, or waive it."
+    called = ", ".join(step.name for step in left if (u := progress.undo(step)) and u.escalated_at is not None)
+    if called:
+        return f"The undo of {called} waits for a person: decide about it on its page, or waive it."
     names = ", ".join(step.name for step in left)
     return f"No undo of {names} can begin by itself. Where one was done by hand, waive it."
 
 
 def _may_move(undo: Operation | None) -> bool:
-    ended = undo is not None and undo.state in (State.FAILED_TERMINAL, State.TERMINATED)
-    return undo is None or not ended or compensation.stopped_with_run(undo)
+    if undo is None or compensation.stopped_with_run(undo):
+        return True
+    return undo.escalated_at is None and undo.state not in (State.FAILED_TERMINAL, State.TERMINATED)
 
 
 def say_cancel(run: Run) -> Say:

@@ -945,7 +945,7 @@ def run_lede(run: Run, operations: Iterable[Operation]) -> str:
     unknown = [each.step for each in every if each.state == State.AMBIGUOUS]
     called = [each.step for each in every if each.escalated_at]
     if run.state in RUN_TERMINAL:
-        return _ended(run, unknown) + _on_a_word(every)
+        return _ended(run, unknown, called) + _on_a_word(every)
     if run.escalated_at:
         return f"It cannot go on by itself: {reason(run.escalation_reason)}."
     if called:
@@ -986,11 +986,16 @@ def _for_others(run: Run) -> str:
     if run.waiting_for.startswith(LOCK):
         return f"waits for {run.waiting_for.removeprefix(LOCK).replace('held by ', '')}, which works on the same thing"
     if run.waiting_for.startswith(HANDLER):
-        return f"waits for a worker that can go on with it: {run.waiting_for.removeprefix(HANDLER)}"
+        return f"waits for a worker that can go on with it: {lacking(run)}"
     return ""
 
 
-def _ended(run: Run, unknown: list[str]) -> str:
+def lacking(run: Run) -> str:
+    """What the worker lacked that left a run to others. It said "here" of its own configuration, not of a reader's."""
+    return run.waiting_for.removeprefix(HANDLER).replace(" is configured here", " is configured there")
+
+
+def _ended(run: Run, unknown: list[str], called: list[str]) -> str:
     told = {
         RunState.SUCCEEDED: "Every step is verified.",
         RunState.FAILED: "A step failed and nothing is left to undo.",
@@ -999,7 +1004,8 @@ def _ended(run: Run, unknown: list[str]) -> str:
     }[RunState(run.state)]
     if not unknown:
         return told
-    return f"{told} The outcome of {', '.join(unknown)} is unknown still, and is being looked up."
+    by_whom = "waits for a person" if all(each in called for each in unknown) else "is being looked up"
+    return f"{told} The outcome of {', '.join(unknown)} is unknown still, and {by_whom}."
 
 
 def run_stands(run: Run, *, now: datetime) -> str:

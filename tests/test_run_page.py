@@ -133,6 +133,69 @@ def test_a_stuck_way_back_goes_on_after_a_new_intent_of_its_undo(ann, desk, cloc
     assert "Each applied step is undone" in text(ann.get(f"/runs/{run.pk}"))
 
 
+def spent(desk, clock):
+    """A claim whose refund was refused, and a carrier that was down for as long as its pickup was to be taken back."""
+    desk.pay.fault("reject", order="1002", status=422)
+    desk.carrier.fault("unavailable", action="pickup.cancel", times=3)
+    run = claim()
+    settle(clock)
+    return Run.objects.get(pk=run.pk)
+
+
+def test_a_run_stuck_at_an_undo_that_may_be_retried_says_so_and_is_not_resumed_to_stop_again(ann, desk, clock):
+    run = spent(desk, clock)
+    page = ann.get(f"/runs/{run.pk}")
+    block = part(page, "What is in the way")
+    assert "The undo of schedule_pickup is stuck: the budget of attempts is spent." in block
+    assert "Open it to retry it, or waive it where it was done by hand; the run then goes on by itself." in block
+    assert 'value="resume"' not in page.content.decode()
+    assert "The undo of schedule_pickup waits for a person: decide about it on its page, or waive it" in text(page)
+    undo = Operation.objects.get(step="undo:schedule_pickup")
+    form = {"action": "retry", "token": str(uuid4()), "version": undo.version, "reason": "The carrier is back."}
+    assert ann.post(f"/operations/{undo.pk}/act", form).status_code == 302
+    settle(clock)
+    assert Run.objects.get(pk=run.pk).state == "compensated"
+
+
+def test_a_run_that_waits_for_a_decision_says_where_it_is_made_and_that_nobody_looks_any_more(ann, desk, clock):
+    desk.pay.fault("reset_after", order="1002")
+    desk.pay.fault("unavailable", action="look_up", times=999)
+    desk.pay.fault("bad_gateway_before", times=99)
+    run = claim()
+    settle(clock)
+    page = ann.get(f"/runs/{run.pk}")
+    assert "Open it to look it up or to say what became of it; the run then goes on by itself." in part(
+        page, "What is in the way"
+    )
+    assert "It may have been applied; automation has stopped looking, and a person can look it up on its page." in part(
+        page, 'id="account"'
+    )
+    run.refresh_from_db()
+    runs.cancel(run.pk, actor=AGENT, version=run.version, reason="The customer called.")
+    told = text(ann.get(f"/runs/{run.pk}"))
+    assert "The outcome of issue_refund is unknown still, and waits for a person." in told
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_run_left_to_others_says_what_its_worker_lacked_and_when_it_is_taken_up_again(ann, desk, settings, known):
+    run = claim()
+    here, settings.AFTERCALL_WORKFLOWS = settings.AFTERCALL_WORKFLOWS, []
+    registry.forget()
+    sweeping.sweep()
+    settings.AFTERCALL_WORKFLOWS = here if known else []
+    registry.forget()
+    page = ann.get(f"/runs/{run.pk}")
+    block = part(page, "What is in the way")
+    lacked = "no workflow damaged_item version 1 is configured there; add it to AFTERCALL_WORKFLOWS."
+    assert f"A worker left it to another one: {lacked}" in block
+    assert re.search(
+        r"Once a worker has it, the run goes on by itself; it is taken up again at \d\d:\d\d:\d\d ?\.", block
+    )
+    assert "It waits for a worker that can go on with it: no workflow damaged_item version 1 is configured there" in (
+        text(page)
+    )
+
+
 def test_a_waived_undo_says_that_it_was_done_by_hand(ann, desk, clock):
     run = stuck(desk, clock)
     cast.run_stands(run, None, waived=["schedule_pickup"])
