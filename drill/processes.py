@@ -13,7 +13,7 @@ FILES = (
     "tests/test_kill.py", "tests/test_run_kill.py", "tests/test_freeze.py", "tests/test_ten_assertions.py",
     "tests/test_eight_failures.py", "tests/test_five_of_scheduling.py", "tests/test_many_beats.py",
     "tests/test_local_kill.py", "tests/test_outbox_kill.py", "tests/test_restored_for_real.py",
-    "tests/test_evidence.py", "tests/test_same_identity.py",
+    "tests/test_evidence.py", "tests/test_same_identity.py", "tests/test_order_desk_kill.py",
 )  # fmt: skip
 QUICK = ("tests/test_run_kill.py::test_killed_in_the_call_of_a_step_another_worker_goes_on",)
 
