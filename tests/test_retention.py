@@ -15,7 +15,7 @@ from django.db import connections
 
 from audit.models import Entry
 from audit.verify import registered_heads, verify
-from reconciliation import executor, reconciler, retention, retrying, tasks, transition
+from reconciliation import executor, reconciler, registry, retention, retrying, tasks, transition
 from reconciliation.executor import Disposition, TooOld
 from reconciliation.models import JournalEntry, Operation, Run, Signal, Tick, Tombstone
 from reconciliation.providers.base import ActionSpec, OutcomeUnknown, Rejected, Unavailable
@@ -126,7 +126,9 @@ def test_what_is_escalated_or_stopped_without_being_known_stays(ledger_db: Any, 
 
 
 @pytest.mark.case("J4")
-def test_steps_of_an_unfinished_run_stay_and_go_with_it_when_it_has_ended(ledger_db: Any, clock: Clock) -> None:
+def test_steps_of_an_unfinished_run_stay_and_go_with_it_when_it_has_ended(
+    till: Any, ledger_db: Any, clock: Clock
+) -> None:
     run = cast.run()
     step = cast.operation(run=run, state="succeeded")
     clock.advance(days=400)
@@ -140,7 +142,7 @@ def test_steps_of_an_unfinished_run_stay_and_go_with_it_when_it_has_ended(ledger
     assert verified() == []
 
 
-def test_what_an_undo_refers_to_stays_as_long_as_the_undo(ledger_db: Any, clock: Clock) -> None:
+def test_what_an_undo_refers_to_stays_as_long_as_the_undo(till: Any, ledger_db: Any, clock: Clock) -> None:
     done = cast.operation(state="succeeded")
     undo = _undo_of(done)
     clock.advance(days=400)
@@ -161,6 +163,25 @@ def _undo_of(done: Operation) -> Operation:
     )  # fmt: skip
     assert moved is not None
     return row(moved.pk)
+
+
+def test_a_process_without_the_handler_prunes_and_shreds_nothing_of_it_and_says_so(
+    monthly: Clerk, clock: Clock, settings: Any
+) -> None:
+    """Its action may promise to keep for longer than anything that could be taken for it."""
+    monthly.actions["keyed"] = spec(**KEYED, dispute_window=timedelta(days=365))
+    pk = perform().pk
+    clock.advance(days=200)
+    settings.AFTERCALL_PROVIDERS = ["tests.scripted.blind"]
+    registry.forget()
+    tally = retention.tend()
+    assert (tally.pruned.total(), tally.kept["no handler"], row(pk).shredded_at) == (0, 1, None)
+    assert "kept for now: 1 no handler" in tally.told()
+    clock.advance(days=200)
+    settings.AFTERCALL_PROVIDERS = ["tests.scripted.clerk_"]
+    registry.forget()
+    assert "no handler" not in (told := retention.tend()).told()
+    assert told.pruned["operation"] == 1
 
 
 def test_nothing_younger_than_a_day_goes_whatever_is_asked(monthly: Clerk) -> None:
