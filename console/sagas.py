@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,7 +14,7 @@ from django.db.models import Count, Exists, Min, OuterRef, QuerySet, Sum
 from audit.models import Entry
 from console.ledger import spec_of
 from console.stories import decided_moment
-from reconciliation import registry, run_deeds, sealing, wording
+from reconciliation import choosing, registry, run_deeds, sealing, wording
 from reconciliation.compensation import is_stuck, may_start, waits_for_consent
 from reconciliation.leases import HANDLER, LOCK
 from reconciliation.models import Chosen, JournalEntry, Operation, Run
@@ -22,6 +23,7 @@ from reconciliation.states import RUN_TERMINAL, Basis, RunState, State
 from reconciliation.wording import Label
 from reconciliation.workflows import Choice, Step, StepKind, Workflow, closure, ring
 
+UNREADABLE = "(sealed under a key that is not configured)"
 NOT_BEGUN = Label("", "not begun", "calm")
 WAITS = (State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
 
@@ -37,6 +39,17 @@ class UndoView:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A proposal that does not count: why, and what of it may be seen. A name that it made up is masked as well."""
+
+    version: int
+    at: datetime
+    problem: str
+    shown: list[tuple[str, str]]
+    hidden: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Decision:
     """What a choice step proposed: the version that counts, its shown fields, and what was refused or given up."""
 
@@ -44,8 +57,10 @@ class Decision:
     at: datetime | None
     shown: list[tuple[str, str]]
     hidden: tuple[str, ...]
-    refused: list[Chosen]
-    given_up: list[int]
+    reason: str  # why it was decided afresh
+    refused: list[Refused]
+    unanswered: int
+    given_up: list[tuple[int, str]]  # (version, why)
 
 
 @dataclass(frozen=True)
@@ -246,33 +261,58 @@ def _choice(progress: Progress, step: Choice, decision: Decision | None, after: 
         label = Label("✓", "decided", "good")
         return StepView(step.name, label, f"version {decision.version}", after=after, decision=decision)
     refused = len(decision.refused) if decision else 0
-    if not refused:
+    if not decision or not (refused or decision.unanswered):
         return StepView(step.name, NOT_BEGUN, "not decided", after=after, decision=decision)
-    label = Label("▲", "no valid proposal", "person") if progress.run.escalated_at else Label("↻", "refused", "wait")
-    times = f"{refused} proposal{'' if refused == 1 else 's'} refused"
+    word = Label("↻", "refused", "wait") if refused else Label("→", "asked", "wait")
+    label = Label("▲", "no valid proposal", "person") if progress.run.escalated_at else word
+    times = f"{refused} proposal{'' if refused == 1 else 's'} refused" if refused else "asked, no answer so far"
     return StepView(step.name, label, times, after=after, decision=decision)
 
 
 def _decisions(progress: Progress) -> dict[str, Decision]:
     """Every choice step of which something is on record."""
-    names = [step.name for step in progress.workflow.steps if isinstance(step, Choice)]
-    if not names:
+    choices = [step for step in progress.workflow.steps if isinstance(step, Choice)]
+    if not choices:
         return {}
-    rows = list(Chosen.objects.filter(run_id=progress.run.pk, step__in=names).order_by("id"))
-    kept = {name: [row for row in rows if row.step == name] for name in names}
-    return {name: _decision(progress, name, mine) for name, mine in kept.items() if mine}
+    rows = list(Chosen.objects.filter(run_id=progress.run.pk).order_by("id"))
+    asked, reasons = choosing.asked_for(progress.run), choosing.reasons(progress.run)
+    known = {row.step for row in rows} | {name for name, _ in asked}
+    return {
+        step.name: _decision(progress, step, [row for row in rows if row.step == step.name], asked, reasons)
+        for step in choices
+        if step.name in known
+    }
 
 
-def _decision(progress: Progress, name: str, rows: list[Chosen]) -> Decision:
-    counts = progress.chosen.get(name)
+def _decision(
+    progress: Progress,
+    step: Choice,
+    rows: list[Chosen],
+    asked: Mapping[tuple[str, int], int],
+    reasons: Mapping[tuple[str, int], str],
+) -> Decision:
+    counts = progress.chosen.get(step.name)
+    answered = Counter((row.step, row.version) for row in rows)
+    given_up = {row.version: "" for row in rows if row.valid and row.pk != (counts and counts.pk)}
+    given_up |= {version: why for (name, version), why in reasons.items() if name == step.name}
     return Decision(
         version=counts.version if counts else 0,
         at=counts.at if counts else None,
         shown=_shown(counts.value_shown) if counts else [],
         hidden=_hidden(counts.value_sealed) if counts else (),
-        refused=[row for row in rows if not row.valid],
-        given_up=[row.version for row in rows if row.valid and row is not counts and row.pk != (counts and counts.pk)],
+        reason=counts.reason if counts else "",
+        refused=[_refused(step, row) for row in rows if not row.valid],
+        unanswered=sum(max(0, n - answered[key]) for key, n in asked.items() if key[0] == step.name),
+        given_up=sorted(given_up.items()),
     )
+
+
+def _refused(step: Choice, row: Chosen) -> Refused:
+    known, names = choosing.declared(step), _hidden(row.value_sealed)
+    others = len([name for name in names if name not in known and name != UNREADABLE])
+    hidden = tuple(name for name in names if name in known or name == UNREADABLE)
+    masked = () if not others else (choosing.OTHER if others == 1 else f"{choosing.OTHER} ({others})",)
+    return Refused(row.version, row.at, row.problem, _shown(row.value_shown), hidden + masked)
 
 
 def _shown(text: str) -> list[tuple[str, str]]:
@@ -284,7 +324,7 @@ def _hidden(token: str) -> tuple[str, ...]:
     try:
         return sealing.hidden_names(token)
     except sealing.CannotOpen:
-        return ("(sealed under a key that is not configured)",)
+        return (UNREADABLE,)
 
 
 # What is in the way

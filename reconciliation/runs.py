@@ -26,7 +26,7 @@ from .policy import lease_seconds
 from .progress import Progress, next_due
 from .providers.base import Json
 from .states import RUN_TERMINAL, Kind, RunState, State
-from .transition import TransitionRefused
+from .transition import Observed, TransitionRefused
 from .workflows import Choice, Step, Workflow
 
 log = structlog.get_logger(__name__)
@@ -409,7 +409,7 @@ def choose_again(pk: int, *, step: str, actor: Actor, version: int, reason: str)
     """
     run = Run.objects.get(pk=pk)
     progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
-    voided = choosing.give_up(progress, step)
+    given_up = choosing.give_up(progress, step)
     transition.transition(
         run.subject,
         to=None if run.state == RunState.PENDING else RunState.PENDING,
@@ -417,10 +417,11 @@ def choose_again(pk: int, *, step: str, actor: Actor, version: int, reason: str)
         patch={
             "replans": run.replans + 1,
             **transition.unmarked(run),
-            "voided": [*run.voided, voided],
+            "voided": [*run.voided, f"{step}@{given_up}"],
         },
         after={"due_at": 0},
         guard=("not_held",),
+        observed=[Observed(kind=choosing.GIVEN_UP, data={"step": step, "version": given_up, "reason": reason})],
         fact=actor.fact("chosen_again", reason=reason, step=step),
     )
     return Run.objects.get(pk=pk)

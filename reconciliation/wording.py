@@ -737,6 +737,8 @@ def observed(entry: JournalEntry) -> tuple[str, str]:
             return "·", f"A heartbeat came after the lease was over and was refused{_by(entry)}.{tail}"
         case "proposal_asked":
             return "→", f"Proposal{number} of {data.get('step')} was asked for, for version {data.get('version')}."
+        case "decision_given_up":
+            return "↻", f"Version {data.get('version')} of {data.get('step')} was given up for a fresh decision."
         case "evidence":
             return "○", f"Evidence was handed in{_by(entry)}.{tail}"
     return "·", f"{entry.kind.replace('_', ' ').capitalize()}{_by(entry)}.{tail}"
