@@ -31,7 +31,7 @@ from .deeds import (
     retry,
     stop,
 )  # fmt: skip
-from .intents import undo_step, why_not_undoable
+from .intents import after_a_restore, undo_step, why_not_undoable
 from .judgement import absence_provable_at
 from .models import Approval, Operation, Run
 from .pressing import Answer, Verdict, answer_of
@@ -230,10 +230,12 @@ def _say_new_intent(view: View) -> Say:
         return False, "Something of it was seen at the provider; a new one could do it twice."
     if operation.run is not None and operation.run.state in RUN_TERMINAL:
         return False, "Its run has ended; start a new run."
+    lost = after_a_restore(operation)
     if operation.unknown_attempts:
-        return agreed.say_new_intent(operation)
+        allowed, asked = agreed.say_new_intent(operation)
+        return allowed, f"{asked}{lost}" if allowed else asked
     said = "Records the same request as a new intent with a new key, and lets its run go on with it."
-    return True, f"{said}{holds.waits(view.held)}"
+    return True, f"{said}{lost}{holds.waits(view.held)}"
 
 
 def _say_compensate(view: View) -> Say:

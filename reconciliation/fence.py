@@ -310,6 +310,12 @@ def stands() -> bool:
     return not is_down()
 
 
+def replays_since() -> datetime | None:
+    """The release before which what is asked for may have been done; None where no replay window is open."""
+    open_one = Limit.objects.filter(kind="replay", lifted_at__isnull=True)
+    return open_one.values_list("since", flat=True).first()
+
+
 def current() -> RestoreFence | None:
     """The fence's row; None before the ledger was ever anchored."""
     return RestoreFence.objects.first()

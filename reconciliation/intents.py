@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import structlog
 
-from . import claims, consent, executor, keys, reconciler, registry, stepping, transition
+from . import claims, consent, executor, fence, keys, reconciler, registry, stepping, transition
 from .actors import Actor
 from .claims import Intent
 from .compensation import rise, undo_intent
@@ -77,7 +78,7 @@ def next_version(operation: Operation, *, actor: Actor, reason: str, use: Mappin
         owners=tuple(operation.owners),
         undo_of=operation.undo_of_id,
         spent_is_final=operation.spent_is_final,
-        intended_at=transition.database_now(),  # a person wants it now
+        intended_at=_wanted_at(operation),
     )
     row = claims.row_of(intent, registry.provider(operation.provider), spec)
     # What a person had to agree to, a person has to agree to again: a new intent is not a way round (rule 9).
@@ -95,6 +96,30 @@ def next_version(operation: Operation, *, actor: Actor, reason: str, use: Mappin
     if moved is None:
         raise NoIntent("A newer version of this intent is on record already.")
     return Operation.objects.get(pk=moved.pk)
+
+
+def _wanted_at(operation: Operation) -> datetime | None:
+    """Now, for a person wants it now; None where the lost time of a restored ledger may have made this very version.
+
+    That is so for what did not become unknown by the restore (denied, expired, failed long ago), for its versions go on
+    without a gap. The new one has the key of the lost one then, and is looked up under it before it is sent.
+    """
+    since = fence.replays_since()
+    gap = rise(operation) > 1
+    known_new = since is None or (operation.intended_at is not None and operation.intended_at > since)
+    return transition.database_now() if gap or known_new else None
+
+
+def after_a_restore(operation: Operation) -> str:
+    """What a person has to know of a new intent after a restore; empty where there is nothing."""
+    if fence.replays_since() is None:
+        return ""
+    if rise(operation) > 1:
+        return (
+            " This ledger was restored: a newer intent may have been made and sent in the time that it lost."
+            " Look for one at the provider first."
+        )
+    return "" if _wanted_at(operation) else " This ledger was restored, so the new one is looked up before it is sent."
 
 
 def why_not_undoable(operation: Operation) -> str:

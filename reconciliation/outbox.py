@@ -26,11 +26,11 @@ from audit import log
 from audit.log import Fact
 from audit.verify import Head
 
-from . import consent, keys, sealing, transition
+from . import consent, fence, keys, sealing, transition
 from .actors import Actor
 from .claims import Intent
 from .keys import Identity, InvalidField
-from .models import Limit, Message
+from .models import Message
 from .policy import ErrorClass, RetryPolicy
 from .providers.base import Json
 from .states import MessageState
@@ -183,8 +183,7 @@ def _intended_at(message: Message) -> datetime:
     """
     if message.intended_at != message.created_at:
         return message.intended_at
-    released_at = Limit.objects.filter(kind="replay", lifted_at__isnull=True).values_list("since", flat=True).first()
-    return min(message.created_at, released_at or message.created_at)
+    return min(message.created_at, fence.replays_since() or message.created_at)
 
 
 # The wake-up, which may be lost: the beat asks again

@@ -14,6 +14,7 @@ from audit import verify
 from audit.models import Entry
 from console.sagas import saga
 from reconciliation import (
+    actions,
     executor,
     fence,
     intents,
@@ -540,6 +541,8 @@ def test_a_new_intent_after_a_restore_leaves_out_the_versions_of_the_lost_time(
     transition.transition(old.subject, to="failed_terminal", version=old.version, fact=OLGA.fact("held"))
     newer = intents.next_version(row(pk), actor=OLGA, reason="once more")
     assert newer.intent_version == 1001
+    said = why_of("new_intent", pk)
+    assert "a newer intent may have been made" in said
     assert newer.key != old.key
     sent = len(clerk.calls)
     sweeping.sweep()
@@ -547,6 +550,57 @@ def test_a_new_intent_after_a_restore_leaves_out_the_versions_of_the_lost_time(
         State.SUCCEEDED,
         sent + 1,
     )  # a person wanted it after the release
+
+
+@pytest.mark.parametrize("over", ["denied", "failed long ago"])
+def test_a_new_intent_of_what_was_not_marked_is_looked_up_under_the_key_that_the_lost_time_used(
+    clerk: Clerk, clock: Clock, backup: Any, over: str
+) -> None:
+    if over == "denied":
+        pk = ask().pk
+        press("deny", the(pk), ROOT)
+    else:
+        clerk.answers(Rejected("no", status=422))
+        pk = perform(1).pk
+        clock.advance(days=31)
+        perform(2)
+    assert row(pk).state == State.FAILED_TERMINAL
+    earlier = backup()
+    lost = intents.next_version(row(pk), actor=OLGA, reason="the customer called")
+    if over == "denied":
+        press("approve", the(lost.pk), ROOT)
+    sweeping.sweep()
+    key = row(lost.pk).key
+    assert clerk.effects.count(key) == 1
+    restored(earlier)
+    assert "looked up before it is sent" in why_of("new_intent", pk)
+    newer = intents.next_version(row(pk), actor=OLGA, reason="the customer called")
+    assert (newer.intent_version, newer.key) == (2, key)
+    if over == "denied":
+        press("approve", the(newer.pk), ROOT)
+    clerk.sees(found("r-1", amount=row(pk).request["amount"]))
+    for _ in range(4):
+        sweeping.sweep()
+        clock.advance(minutes=1)
+    assert (row(newer.pk).state, row(newer.pk).basis, clerk.effects.count(key)) == (State.SUCCEEDED, "look_up", 1)
+
+
+def test_a_new_intent_of_what_is_newer_than_the_release_is_sent_at_once(
+    clerk: Clerk, clock: Clock, backup: Any
+) -> None:
+    restored(backup())
+    clock.advance(1)
+    clerk.answers(Rejected("no", status=422))
+    pk = perform(1, intended_at=clock.now()).pk
+    assert row(pk).state == State.FAILED_TERMINAL
+    newer = intents.next_version(row(pk), actor=OLGA, reason="once more")
+    sweeping.sweep()
+    assert (row(newer.pk).state, row(newer.pk).basis) == (State.SUCCEEDED, "receipt")
+
+
+def why_of(action: str, pk: int) -> str:
+    """What the button's text says to a person."""
+    return next(p.why for p in actions.previews(row(pk), actor=OLGA) if p.action == action)
 
 
 # Schedules
