@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 import structlog
 from django.conf import settings
 from django.db import IntegrityError
+from django.db.models import Count
 
 from . import fence, reconciler, transition
 from .actors import Actor
@@ -48,7 +49,7 @@ class Tally:
         if self.fenced:
             return f"Nothing was pruned: {self.fenced}."
         gone = f"{self.pruned['operation']} operations and {self.pruned['run']} runs pruned, {self.shredded} shredded"
-        kept = ", ".join(f"{number} {why}" for why, number in sorted(self.kept.items()))
+        kept = ", ".join(f"{number} {why.replace('_', ' ')}" for why, number in sorted(self.kept.items()) if number)
         over = f"{self.forgotten} tombstones and counts and {self.messages} messages forgotten"
         return f"{gone}; {over}; kept for now: {kept or 'none that was due'}."
 
@@ -63,6 +64,7 @@ def tend(*, limit: int = BATCH, dry_run: bool = False) -> Tally:
             tally.shredded += 1
     for operation, spec in _prunable(limit):
         _count(tally, "operation", "pruned" if dry_run else _prune(operation.subject, spec.keep))
+    tally.kept.update({"no handler": _without_handler()})
     for run in _prunable_runs(limit):
         _count(tally, "run", "pruned" if dry_run else _prune(run.subject, _run_keep()))
     if not dry_run:
@@ -92,11 +94,25 @@ def _shred(operation: Operation, spec: ActionSpec) -> str:
 
 
 def _settled() -> Iterator[tuple[tuple[str, str], ActionSpec]]:
-    """Each action that the ledger holds settled operations of, with what it promises; unknown ones keep longest."""
+    """Each action that the ledger holds settled operations of, with what it promises. One without a handler here is
+    left out: it may promise to keep for longer than anything that could be taken for it."""
     names = Operation.objects.filter(state__in=TERMINAL).values_list("provider", "action").distinct().order_by()
     for provider, action in names:
         spec = reconciler.spec_or_none(Operation(provider=provider, action=action))
-        yield (provider, action), spec or ActionSpec()
+        if spec is not None:
+            yield (provider, action), spec
+
+
+def _without_handler() -> int:
+    """How many operations stay that an action which declares nothing would give: nothing here says for how long."""
+    old = Operation.objects.filter(
+        state__in=TERMINAL, settled_at__lt=_before(transition.database_now(), ActionSpec().keep)
+    )
+    counted = old.order_by().values_list("provider", "action").annotate(number=Count("pk"))
+    return sum(
+        number for provider, action, number in counted
+        if reconciler.spec_or_none(Operation(provider=provider, action=action)) is None
+    )  # fmt: skip
 
 
 def _prunable(limit: int) -> Iterator[tuple[Operation, ActionSpec]]:

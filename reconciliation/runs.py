@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
@@ -24,7 +24,7 @@ from .keys import Identity, InvalidField
 from .models import Operation, Run
 from .policy import lease_seconds
 from .progress import Progress, next_due
-from .providers.base import Json
+from .providers.base import ActionSpec, Json
 from .states import RUN_TERMINAL, Kind, RunState, State
 from .transition import Observed, TransitionRefused
 from .workflows import Choice, Step, Workflow
@@ -54,24 +54,34 @@ def start(
     """Record a run, due at once; the same id and input get the run that is already there.
 
     `intended_at` says when it was asked for: after a restore, what is shown to be newer than the release is sent
-    without a look whether it was sent before. Raises registry.Unregistered, InvalidField, and RunMismatch for a known
-    id with another input.
+    without a look whether it was sent before; and an unknown run that was asked for before anything that is still known
+    is refused (InvalidField). Raises registry.Unregistered, InvalidField, and RunMismatch for a known id with another
+    input.
     """
     fence.stands()  # a ledger that is not empty must have been anchored; a start sends nothing by itself
     workflow = registry.workflow(workflow_name)
     row = _row(workflow, tenant=tenant, workflow_id=workflow_id, input=input)
-    moved = transition.open_run(
-        row={
-            **row,
-            "state": RunState.PENDING,
-            "requested_by": actor.id,
-            "on_behalf_of": on_behalf_of,
-            "owners": list(actor.owners),
-            "intended_at": intended_at.isoformat() if intended_at else None,
-        },
-        after={"due_at": 0},
-        fact=actor.fact("started", on_behalf_of=on_behalf_of, workflow_version=workflow.version),
-    )
+    keep = _keep(workflow)
+    try:
+        moved = transition.open_run(
+            row={
+                **row,
+                "state": RunState.PENDING,
+                "requested_by": actor.id,
+                "on_behalf_of": on_behalf_of,
+                "owners": list(actor.owners),
+                "intended_at": intended_at.isoformat() if intended_at else None,
+            },
+            after={"due_at": 0},
+            fact=actor.fact("started", on_behalf_of=on_behalf_of, workflow_version=workflow.version),
+            horizon=keep.total_seconds(),
+        )
+    except transition.TooOld:
+        raise InvalidField(
+            "intended_at",
+            f"is more than {keep.days} days ago, too long to tell whether it was run already; "
+            "find out at its providers, then start it under another id",
+        ) from None
     if moved is not None:
         return Run.objects.get(pk=moved.pk)
     run = Run.objects.get(tenant=tenant, workflow_type=workflow.name, workflow_id=workflow_id)
@@ -79,6 +89,20 @@ def start(
         transition.refuse(subject=run.subject, tenant=tenant, fact=actor.fact("input_mismatch"))
         raise RunMismatch(f"run {workflow_id!r} of {workflow.name} exists with another input; use another id")
     return run
+
+
+def _keep(workflow: Workflow) -> timedelta:
+    """How long something is known of a run: as long as its longest-kept step. Steps without a handler here keep as an
+    action that declares nothing.
+    """
+    return max((_step_keep(step) for step in workflow.effects), default=ActionSpec().keep)
+
+
+def _step_keep(step: Step) -> timedelta:
+    try:
+        return registry.spec(step.provider, step.action).keep
+    except registry.Unregistered:
+        return ActionSpec().keep
 
 
 def _row(workflow: Workflow, *, tenant: str, workflow_id: str, input: Json) -> dict[str, Any]:

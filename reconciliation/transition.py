@@ -346,12 +346,16 @@ def _with_mark(fact: Fact, patch: Mapping[str, Any], after: Mapping[str, float])
     return fact
 
 
-def open_run(*, row: Mapping[str, Any], after: Mapping[str, float], fact: Fact) -> Moved | None:
-    """Record a new run. None where its identity is already known; raises Pruned where it was, and its row is gone."""
+def open_run(
+    *, row: Mapping[str, Any], after: Mapping[str, float], fact: Fact, horizon: float | None = None
+) -> Moved | None:
+    """Record a new run. None where its identity is already known; raises Pruned where it was, and its row is gone, and
+    TooOld where nothing knows it and it was asked for more than `horizon` seconds ago.
+    """
     body, openings = log.body(fact)
     verdict, pk, at, detail = _call(
-        "SELECT * FROM ledger_open_run(%s::jsonb, %s::jsonb, %s, %s::jsonb)",
-        [_json(row), _json(after), body, _json(openings or None)],
+        "SELECT * FROM ledger_open_run(%s::jsonb, %s::jsonb, %s, %s::jsonb, %s::numeric)",
+        [_json(row), _json(after), body, _json(openings or None), horizon],
     )
     if verdict == "exists":
         return None

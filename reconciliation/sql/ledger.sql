@@ -797,8 +797,9 @@ LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
         OR o.state = 'terminated' AND o.unknown_attempts <> '{}'));
 $$;
 
--- The birth of a run. A known identity is told, and read by the caller in a statement of its own.
-CREATE OR REPLACE FUNCTION ledger_open_run(p_row jsonb, p_after jsonb, p_body text, p_openings jsonb)
+-- The birth of a run. A known identity is told, and read by the caller in a statement of its own. One that nothing here
+-- knows and that was asked for more than p_horizon seconds ago is too old, as an operation is.
+CREATE OR REPLACE FUNCTION ledger_open_run(p_row jsonb, p_after jsonb, p_body text, p_openings jsonb, p_horizon numeric)
 RETURNS TABLE (verdict text, id bigint, at timestamptz, detail text)
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 #variable_conflict use_column
@@ -824,6 +825,12 @@ BEGIN
     PERFORM ledger_lock_lineage(v_lineage);
     IF EXISTS (SELECT 1 FROM reconciliation_tombstone t WHERE t.lineage = v_lineage) THEN
         RETURN QUERY SELECT 'pruned'::text, NULL::bigint, v_now, ''::text;
+        RETURN;
+    END IF;
+    IF v_new.intended_at < v_now - p_horizon * interval '1 second' AND NOT EXISTS (
+        SELECT 1 FROM reconciliation_run r WHERE r.tenant = v_new.tenant AND r.workflow_type = v_new.workflow_type
+           AND r.workflow_id = v_new.workflow_id) THEN
+        RETURN QUERY SELECT 'too_old'::text, NULL::bigint, v_now, ''::text;
         RETURN;
     END IF;
     INSERT INTO reconciliation_run SELECT v_new.* ON CONFLICT (tenant, workflow_type, workflow_id) DO NOTHING;
