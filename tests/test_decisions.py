@@ -9,16 +9,17 @@ from threading import Event
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
-from console import checks
-from reconciliation import registry, sweeping, workers
+from console import checks, sagas
+from reconciliation import choosing, keys, registry, run_deeds, runs, sweeping, workers
 from reconciliation.models import Chosen, JournalEntry, Run
-from reconciliation.providers.base import Json
+from reconciliation.providers.base import Json, OutcomeUnknown, Rejected
 from reconciliation.soundness import problems
 from reconciliation.states import RunState
 from reconciliation.workflows import Choice, Facts, Step, StepKind
 from tests.saga_workflows import PATIENT, Plan, flow, order, reversible
-from tests.scripted import applied
+from tests.scripted import OLGA, applied
 from tests.test_sagas import press, settle, start
 
 ASKED: list[int] = []
@@ -40,15 +41,20 @@ def _once_the_model_is_asked(facts: Facts) -> Json:
 PLAN = Choice(name="plan", choose=ask, schema=Plan, shown=("amount",), proposals=3, after=())
 PAY = Step(name="pay", provider="clerk", action="keyed", kind=StepKind.PIVOT, request=order, retry=PATIENT)
 SLOW = flow("slow", PLAN, PAY)
+TWICE = flow("twice", PLAN, PAY, max_replans=2)
+APART_FROM_IT = flow("apart_from_it", reversible("reserve"), replace(PAY, name="ship"), PLAN)
 BESIDE = flow(
     "beside", PLAN, replace(reversible("reserve", after=()), request=_once_the_model_is_asked),
     replace(PAY, after=("plan", "reserve")),
 )  # fmt: skip
 
 
+WORKFLOWS = ("SLOW", "TWICE", "APART_FROM_IT", "BESIDE", "NOTED", "FREE")
+
+
 @pytest.fixture
 def model(clerk: Any, settings: Any) -> Any:
-    settings.AFTERCALL_WORKFLOWS = [f"tests.test_decisions.{name}" for name in ("SLOW", "BESIDE")]
+    settings.AFTERCALL_WORKFLOWS = [f"tests.test_decisions.{name}" for name in WORKFLOWS]
     registry.forget()
     for kept in (ASKED, MODEL):
         kept.clear()
@@ -189,7 +195,7 @@ def test_a_choice_that_may_take_longer_than_the_queue_lets_a_task_is_refused_at_
 ) -> None:
     assert checks.time_to_propose() == []
     settings.Q_CLUSTER = {**settings.Q_CLUSTER, "timeout": 130}
-    (first, _) = checks.time_to_propose()
+    first = checks.time_to_propose()[0]
     assert first.id == "aftercall.E023"
     assert "choice 'plan' may take 130 s with its lease's margin, but the queue ends a task after 130 s" in first.msg
     settings.Q_CLUSTER = {**settings.Q_CLUSTER, "timeout": 133}
@@ -199,3 +205,141 @@ def test_a_choice_that_may_take_longer_than_the_queue_lets_a_task_is_refused_at_
 def test_a_choice_without_time_to_propose_is_refused() -> None:
     told = list(problems(flow("hurried", replace(PLAN, timeout=timedelta(0)), PAY), lambda *_: None))
     assert "choice 'plan' has no time to propose; timeout must be above 0" in told
+
+
+# What is refused is kept, and told without the model's own words
+
+
+class Itinerary(BaseModel):
+    tier: str
+    notes: dict[str, int] = {}
+
+
+CANARY = "Ada Fenn 4242424242424242"
+NOTED = flow("noted", replace(PLAN, schema=Itinerary, shown=("tier",)), PAY)
+FREE = flow("free", replace(PLAN, schema=None, shown=("tier",)), PAY)
+
+
+def refuse(workflow: str, proposal: Any) -> Chosen:
+    """Have one proposal refused and the next one taken, and return the refused one."""
+    MODEL[:] = [proposal if callable(proposal) else lambda: proposal, lambda: {"tier": "gold"}]
+    runs.advance(start(workflow).pk)
+    assert Chosen.objects.get(valid=True).value_shown == '{"tier":"gold"}'
+    return Chosen.objects.get(valid=False)
+
+
+def told(run: Run) -> sagas.Refused:
+    """What the run's page tells of the proposal that was refused."""
+    decision = next(step.decision for step in sagas.saga(run).steps if step.name == "plan")
+    assert decision is not None
+    (only,) = decision.refused
+    return only
+
+
+def test_a_refused_proposal_is_kept_whole_and_sealed_and_its_shown_fields_can_be_seen(model: Any) -> None:
+    proposal = {"tier": "gold", "notes": {CANARY: "x"}}
+    refused = refuse("noted", proposal)
+    assert refused.value == proposal
+    assert (refused.value_shown, CANARY in refused.value_sealed) == ('{"tier":"gold"}', False)
+    page = told(Run.objects.get())
+    assert (page.shown, page.hidden) == ([("tier", "gold")], ("notes",))
+
+
+@pytest.mark.parametrize(
+    ("proposal", "problem", "hidden"),
+    [
+        ({"tier": "gold", "notes": {CANARY: "x"}}, "notes.•: int_parsing", ("notes",)),
+        ({"tier": {CANARY: 1}}, "tier: string_type", ("tier",)),
+        ({CANARY: 1, "Sam 4000": 2}, "tier: missing", ("• (2)",)),
+        ({"tier": 7, CANARY: 1}, "tier: string_type", ("•",)),
+        ([CANARY], "proposal: model_type", ("•",)),
+        (CANARY, "proposal: model_type", ("•",)),
+        ({"tier": 7, "notes": {4242424242424242: "x"}}, "tier: string_type; notes.•.•: string_type; ", ()),
+        ({"tier": 7, "notes": object()}, "not kept, since it is no JSON: dict", ()),
+    ],
+)  # fmt: skip
+def test_no_name_that_the_model_made_up_is_told(model: Any, proposal: Any, problem: str, hidden: Any) -> None:
+    refused = refuse("noted", proposal)
+    page = told(Run.objects.get())
+    assert problem in refused.problem
+    assert page.hidden == hidden
+    said = f"{refused.problem} {refused.value_shown} {refused.value_sealed} {page}"
+    assert not [word for word in ("Ada", "4242", "Sam") if word in said.replace(refused.value_sealed, "")]
+
+
+def test_what_is_too_large_is_kept_in_part_and_says_so(model: Any) -> None:
+    refused = refuse("noted", {"tier": 7, "essay": "x" * 50_000})
+    assert "tier: string_type; the first 16384 of its 50021 bytes are kept" in refused.problem
+    assert len(str(refused.value)) < 17_000
+    assert told(Run.objects.get()).hidden == ("•",)
+
+
+@pytest.mark.parametrize(
+    ("proposal", "problem"),
+    [
+        (lambda: keys.parse(f'{{"{CANARY}": 1, "{CANARY}": 2}}'), "the chooser raised InvalidField"),
+        (lambda: [CANARY], "plan: must propose a JSON object"),
+        (lambda: {CANARY: float("nan")}, "plan: holds NaN or Infinity, which JSON has no form for; not kept"),
+    ],
+)  # fmt: skip
+def test_a_choice_without_a_schema_tells_no_name_either(model: Any, proposal: Any, problem: str) -> None:
+    refused = refuse("free", proposal)
+    assert refused.problem.startswith(problem)
+    assert CANARY not in f"{refused.problem}{told(Run.objects.get())}"
+
+
+# Deciding anew
+
+
+def test_why_a_version_was_given_up_is_kept_with_what_follows_it_and_told(model: Any, clock: Any) -> None:
+    MODEL[:] = [lambda: {"amount": 0}] * 3
+    run = start("slow")
+    settle(clock)
+    assert press(run, "choose_again").verdict == "done"
+    given_up = next(step.decision for step in sagas.saga(Run.objects.get()).steps if step.name == "plan")
+    assert given_up is not None
+    assert given_up.given_up == [(1, "as agreed")]
+    MODEL[:] = [lambda: {"amount": 0}, lambda: {"amount": 9}]
+    settle(clock)
+    rows = Chosen.objects.order_by("id").values_list("version", "valid", "reason")
+    assert list(rows) == [(1, False, "")] * 3 + [(2, False, "as agreed"), (2, True, "as agreed")]
+    assert Run.objects.get().state == RunState.SUCCEEDED
+
+
+def test_a_run_is_decided_anew_as_often_as_its_workflow_lets_it_be(model: Any, clock: Any) -> None:
+    MODEL[:] = [lambda: {"amount": 0}] * 9
+    run = start("twice")
+    settle(clock)
+    for _ in range(2):
+        assert press(run, "choose_again").verdict == "done"
+        settle(clock)
+    answer = press(run, "choose_again")
+    assert answer.verdict == "refused"
+    assert "This run was decided anew 2 times already, which is as often as it may be." in answer.message
+    assert (Run.objects.get().replans, len(ASKED)) == (2, 9)
+
+
+def test_a_decision_that_was_not_asked_for_yet_is_not_made_anew(model: Any, clock: Any) -> None:
+    run = start("slow")
+    answer = press(run, "choose_again")
+    assert (answer.verdict, Run.objects.get().replans) == ("refused", 0)
+    assert "plan was not asked for yet: it is decided when the run gets there." in answer.message
+    MODEL[:] = [lambda: {"amount": 0}] * 3
+    settle(clock)
+    assert press(run, "choose_again").verdict == "done"
+    assert press(run, "choose_again").verdict == "refused", "the fresh one was not asked for yet"
+    assert Run.objects.get().replans == 1
+
+
+def test_a_run_that_walks_back_decides_nothing_anew(model: Any, clock: Any) -> None:
+    MODEL[:] = [lambda: {"amount": 7}]
+    model.answers(applied("r-1"), Rejected("no", status=402), OutcomeUnknown("lost"))
+    run = start("apart_from_it")
+    runs.advance(run.pk)
+    runs.advance(run.pk)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATING
+    with pytest.raises(choosing.NotChosenAgain, match="being undone"):
+        runs.choose_again(run.pk, step="plan", actor=OLGA, version=run.version, reason="as agreed")
+    allowed, why = run_deeds.say_choose_again(run)
+    assert (allowed, why) == (False, "The run is being undone; nothing of it is decided anew.")

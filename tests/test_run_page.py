@@ -8,12 +8,13 @@ import pytest
 
 from examples.order_desk import feed
 from examples.order_desk.workflow import DAMAGED_ITEM
-from reconciliation import registry, runs, sweeping
+from reconciliation import leases, registry, runs, sweeping, transition
 from reconciliation.actors import Actor
 from reconciliation.models import Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected
+from reconciliation.states import RunState
 from tests import cast, run_shapes
-from tests.scripted import applied
+from tests.scripted import OLGA, applied
 from tests.test_executor import stop
 from tests.test_sagas import CLAIM, settle
 
@@ -274,6 +275,40 @@ def test_a_decision_shows_its_version_and_shown_fields_and_masks_the_others(ann,
     assert "for version 1: tier: string_type; card: missing" in saga
     assert "4242 4242" not in page.content.decode()
     assert "cannot be undone: a note that was read stays read" in saga
+
+
+def test_a_refused_proposal_shows_what_may_be_seen_of_it_and_no_name_that_the_model_made_up(ann, forked):
+    run_shapes.PROPOSALS[:] = [{"tier": "gold", "card": 7, "Ada Fenn 4242424242424242": "x"}, {"tier": 8}]
+    run = runs.advance(trip().pk)
+    page = ann.get(f"/runs/{run.pk}")
+    saga = saga_of(page)
+    assert "for version 1: card: string_type tier gold card •••• hidden • •••• hidden" in saga
+    assert "for version 1: tier: string_type; card: missing tier 8" in saga
+    assert "Ada" not in page.content.decode()
+    assert "4242" not in page.content.decode()
+
+
+def test_a_version_that_was_given_up_says_why_also_to_who_may_not_read_the_audit_log(forked, ledger_db):
+    run_shapes.PROPOSALS[:] = [{"tier": 7}, {"tier": 8}]
+    run = runs.advance(trip().pk)
+    runs.choose_again(run.pk, step="plan", actor=OLGA, version=run.version, reason="the price list was old")
+    eve = cast.client(cast.people()["vi_eve"])
+    assert "Version 1 was given up for a fresh decision: the price list was old" in saga_of(eve.get(f"/runs/{run.pk}"))
+    runs.advance(run.pk)
+    saga = saga_of(eve.get(f"/runs/{run.pk}"))
+    assert "Decided anew the price list was old" in saga
+    assert saga.count("the price list was old") == 1
+
+
+def test_a_proposal_that_nobody_answers_is_told_of(ann, forked):
+    run = trip()
+    lease = leases.take(Run.objects.get(), to=RunState.RUNNING, actor=AGENT, seconds=60)
+    transition.ask_for_proposal(
+        run.subject, generation=lease.generation, seconds=60, step="plan", version=1, most=2, observer="worker 1"
+    )
+    page = ann.get(f"/runs/{run.pk}")
+    assert "plan decision → asked 1 proposal asked for, without an answer so far" in saga_of(page)
+    assert "Proposal 1 of plan was asked for, for version 1." in text(page)
 
 
 def test_a_run_without_a_valid_proposal_says_where_it_stands(ann, forked):
