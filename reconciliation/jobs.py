@@ -92,14 +92,33 @@ def preview(job: Job | None, terms: Terms, *, now: datetime, anchor: datetime | 
     """
     _check(job, terms, now)
     anchor = _anchor(job, terms, anchor or now)
-    new = occurrences.upcoming(_plan(terms, anchor), now, SHOWN_NEXT)
-    old = [] if job is None or not job.enabled else occurrences.upcoming(expected.plan_of(job), now, SHOWN_NEXT)
+    old = [] if job is None else _old_times(job, now)
+    same = job is not None and job.enabled and not _other_times(job, terms)
+    new = old if same else _new_times(job, _plan(terms, anchor), now)
     return Change(old=old, new=new, anchor=anchor, warnings=list(_warnings(job, new, now)))
+
+
+def _old_times(job: Job, now: datetime) -> list[Occurrence]:
+    try:
+        return slots.coming(job, now, SHOWN_NEXT)
+    except NotASchedule:  # its zone is not known here, which the edit may mend
+        return []
+
+
+def _new_times(job: Job | None, plan: occurrences.Plan, now: datetime) -> list[Occurrence]:
+    found = occurrences.upcoming(plan, now, SHOWN_NEXT + 1)
+    return (found if job is None else slots.without_slot(job, found))[:SHOWN_NEXT]
+
+
+def _other_times(job: Job, terms: Terms) -> bool:
+    return any(getattr(job, name) != getattr(terms, name) for name in ("kind", "expression", "zone"))
 
 
 def _warnings(job: Job | None, new: list[Occurrence], now: datetime) -> Iterator[str]:
     if not new:
         yield "These terms name no time in the next fifty years: nothing will ever run."
+    if job is not None and not job.enabled:
+        yield "It is off, and saving does not switch it on."
     if job is None or not new:
         return
     last = Slot.objects.filter(job=job, state=SlotState.STARTED, manual=False).order_by("-scheduled_for").first()
@@ -204,7 +223,7 @@ def usable(name: str) -> bool:
 
 def _set(job: Job, terms: Terms, now: datetime, anchor: datetime) -> None:
     """Put the terms in place. Missed starts that wait their turn go on waiting, unless the times are other ones."""
-    anew = not job.pk or any(getattr(job, name) != getattr(terms, name) for name in ("kind", "expression", "zone"))
+    anew = not job.pk or _other_times(job, terms)
     if anew and job.pk:
         backlog.pass_due(job, until=now, reason="terms_changed")
     job.anchor = _anchor(job if job.pk else None, terms, anchor)

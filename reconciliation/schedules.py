@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -171,6 +172,28 @@ def _missed(job: Job, plan: Plan, now: datetime) -> bool:
     policy = _missed_policy(job)
     _MISSED[MissedPolicy(policy)](job, plan, now)
     return policy == MissedPolicy.RUN_ALL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Starts that are due and have no row yet."""
+
+    since: datetime
+    count: int
+    in_order: bool  # each waits for the one before it, and `behind` for its end
+    behind: Run | None
+
+
+def waiting(job: Job, now: datetime) -> Waiting | None:
+    """What is due and not decided: missed starts that are run in order, or what no beat has looked at.
+
+    Raises NotASchedule and registry.Unregistered.
+    """
+    if not job.enabled or job.next_at is None or job.next_at > now - grace():
+        return None
+    in_order = _missed_policy(job) == MissedPolicy.RUN_ALL and job.overlap != Overlap.ALLOW
+    count = expected.times_of(job).count(job.next_at, now)
+    return Waiting(since=job.next_at, count=count, in_order=in_order, behind=_active(job).first() if in_order else None)
 
 
 def _missed_policy(job: Job) -> str:

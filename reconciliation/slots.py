@@ -13,7 +13,7 @@ from django.db.models import Q
 
 from audit import log as audit
 
-from . import expected, transition
+from . import expected, occurrences, transition
 from .actors import Actor
 from .models import Job, Slot
 from .occurrences import Occurrence, Plan, SlotState
@@ -55,6 +55,24 @@ def has_slot(job: Job, occurrence: Occurrence) -> bool:
     """Whether something became of it already, under its instant or under its local time."""
     found = Slot.objects.filter(Q(scheduled_for=occurrence.at) | Q(local=occurrence.local), job=job)
     return found.exclude(state=SlotState.SKIPPED_GAP).exists()
+
+
+def coming(job: Job, now: datetime, number: int) -> list[Occurrence]:
+    """The next occurrences after `now`, without those that a person ran before their time. Raises NotASchedule."""
+    if not job.enabled or job.next_at is None:
+        return []
+    plan = expected.times_of(job)
+    following = occurrences.upcoming(plan, max(now, job.next_at), number)
+    return without_slot(job, [expected.at(plan, job.next_at), *following] if job.next_at > now else following)[:number]
+
+
+def without_slot(job: Job, found: list[Occurrence]) -> list[Occurrence]:
+    """Those of which nothing became yet."""
+    mine = Slot.objects.filter(job=job).exclude(state=SlotState.SKIPPED_GAP)
+    instants, locals_ = [each.at for each in found], [each.local for each in found]
+    known = mine.filter(Q(scheduled_for__in=instants) | Q(local__in=locals_)).values_list("scheduled_for", "local")
+    taken = {value for row in known for value in row}
+    return [each for each in found if each.at not in taken and each.local not in taken]
 
 
 def window_start(job: Job, plan: Plan, moment: datetime) -> datetime:

@@ -263,6 +263,59 @@ def test_running_by_hand_asks_whether_it_fills_a_time_or_is_a_new_intent(who, cl
     assert press(browser, daily, "fill", slot="x").status_code == 400
 
 
+def test_starts_that_wait_their_turn_are_counted_with_the_run_before_them(who, clock):
+    hourly = job(clock, at="2026-06-10T11:30", expression="0 * * * *", missed="run_all")
+    clock.set(utc("2026-06-10T12:00:01"))
+    tick()
+    first = timetable.hold(Run.objects.get())
+    clock.set(utc("2026-06-10T15:20"))
+    tick()
+    browser = cast.client(who["op_ann"])
+    said = text(browser.get(f"/schedules/{hourly.pk}"))
+    assert f"3 starts since Wed 10 Jun 2026 13:00 UTC wait their turn, behind run {first.pk}" in said
+    assert "Next run Wed 10 Jun 2026 13:00" not in said
+    assert "waits since then" in text(browser.get("/schedules"))
+    assert "Wed 10 Jun 2026 16:00 UTC" in said
+
+
+def test_what_is_due_and_nobody_has_looked_at_is_told(who, clock):
+    daily = job(clock)
+    clock.set(utc("2026-06-13T16:00"))
+    said = text(cast.client(who["op_ann"]).get(f"/schedules/{daily.pk}"))
+    assert "2 starts since Thu 11 Jun 2026 16:30 UTC are due and not decided yet" in said
+
+
+def test_a_time_that_was_run_by_hand_is_expected_no_more(who, clock):
+    daily = job(clock)
+    browser = cast.client(who["op_ann"])
+    press(browser, daily, "fill", slot="next")
+    coming = re.findall(r'<tr class="coming">.*?</tr>', browser.get(f"/schedules/{daily.pk}").content.decode(), re.S)
+    assert len(coming) == 5
+    assert "Fri 12 Jun 2026 16:30 UTC" in coming[-1]
+    fresh = Job.objects.get()
+    for terms in ({"overlap": "allow"}, {"expression": "30 16 * * 1-7"}):
+        shown = text(browser.post(f"/schedules/{daily.pk}/edit", form_of(fresh, **terms)))
+        assert "Fri 12 Jun 2026 16:30 UTC Fri 12 Jun 2026 16:30 UTC" in shown
+        assert "Thu 11 Jun 2026 16:30" not in shown
+
+
+def test_a_schedule_that_is_off_shows_the_times_that_it_would_have(who, clock):
+    daily = job(clock)
+    browser = cast.client(who["op_ann"])
+    press(browser, daily, "disable")
+    shown = text(browser.post(f"/schedules/{daily.pk}/edit", form_of(Job.objects.get(), expression="0 3 * * *")))
+    assert "Once it is on" in shown
+    assert "After saving" not in shown
+    assert "It is off, and saving does not switch it on." in shown
+
+
+def test_a_schedule_whose_zone_is_not_known_here_is_mended_on_its_page(who, clock):
+    daily = job(clock)
+    Job.objects.update(zone="Mars/Olympus", problem="zone_unknown")
+    told = save(cast.client(who["op_ann"]), f"/schedules/{daily.pk}/edit", form_of(daily, expression="0 3 * * *"))
+    assert "Next run at 2026-06-11 03:00:00" in text(told)
+
+
 def test_missed_starts_that_are_asked_about_are_answered_on_the_page(who, clock):
     daily = job(clock, missed="ask")
     clock.set(utc("2026-06-14T18:00"))

@@ -21,7 +21,8 @@ from console.job_forms import JobForm, NewJobForm, RunNowForm
 from console.live import signed_in
 from console.stories import Moment, decided_moment
 from console.views import approvals, errors
-from reconciliation import expected, jobs, occurrences, registry, wording
+from reconciliation import jobs, occurrences, registry, slots, wording
+from reconciliation import schedules as ledger
 from reconciliation.actions import Actor, Answer, Permission, Verdict
 from reconciliation.models import Job, Slot
 from reconciliation.occurrences import NotASchedule, Occurrence, SlotState
@@ -123,6 +124,7 @@ def _facts(request: HttpRequest, job: Job, actor: Actor) -> dict[str, Any]:
         "now": now,
         "label": _label(job, _asking([job])),
         "said": _said(job),
+        "waiting": _waiting(job, now),
         "coming": _coming(job, now) if not request.GET.get("after") else [],
         "page": page,
         "lines": [_line(slot) for slot in page.rows],
@@ -143,13 +145,18 @@ def _facts(request: HttpRequest, job: Job, actor: Actor) -> dict[str, Any]:
     }
 
 
-def _coming(job: Job, now: Any) -> list[Occurrence]:
-    if not job.enabled or job.next_at is None:
-        return []
+def _coming(job: Job, now: datetime) -> list[Occurrence]:
     try:
-        return occurrences.upcoming(expected.plan_of(job), now, 5)[::-1]
+        return slots.coming(job, now, 5)[::-1]
     except NotASchedule:
         return []
+
+
+def _waiting(job: Job, now: datetime) -> ledger.Waiting | None:
+    try:
+        return ledger.waiting(job, now)
+    except (NotASchedule, registry.Unregistered):  # the page says so, and that nothing is decided
+        return None
 
 
 def _history(job: Job, *, since: int = 0) -> list[Moment]:
