@@ -22,7 +22,7 @@ from . import fence, reconciler, transition
 from .actors import Actor
 from .models import Operation, Run
 from .providers.base import ActionSpec
-from .states import RUN_TERMINAL, TERMINAL, Subject
+from .states import RUN_TERMINAL, TERMINAL, State, Subject
 
 log = structlog.get_logger(__name__)
 
@@ -122,8 +122,10 @@ def _prunable(limit: int) -> Iterator[tuple[Operation, ActionSpec]]:
             provider=provider, action=action, state__in=TERMINAL, escalated_at__isnull=True, due_at__isnull=True,
             settled_at__lt=_before(now, spec.keep),
         )  # fmt: skip
-        # An undo is younger than what it undoes and goes first; what runs still need is passed over by the query.
+        # An undo is younger than what it undoes and goes first. What runs and ceilings still need is passed over by the
+        # query, for there may be more of it than one round takes.
         gone = rows.exclude(run__settled_at__isnull=True, run__isnull=False).order_by("-id")
+        gone = gone.exclude(ceiling_minor__isnull=False, state=State.SUCCEEDED)
         for operation in gone.only("pk", "provider", "action")[:limit]:
             yield operation, spec
 

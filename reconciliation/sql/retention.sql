@@ -44,6 +44,13 @@ RETURNS text LANGUAGE sql STABLE SET search_path = public, pg_temp AS $$
                      AND (r.settled_at IS NULL OR r.escalated_at IS NOT NULL OR r.lock_held)) THEN 'run'
         WHEN EXISTS (SELECT 1 FROM reconciliation_approval a WHERE a.operation_id = p_op.id
                      AND a.state IN ('waiting', 'approved')) THEN 'approval'
+        -- Guards that count rows would not see it any more: ledger_over_ceiling() sums up what was applied, for good, and
+        -- ledger_newer_sent() keeps an older one that is still open from undoing what a newer one did.
+        WHEN p_op.ceiling_minor IS NOT NULL AND p_op.state = 'succeeded' THEN 'ceiling'
+        WHEN p_op.first_sent_at IS NOT NULL AND EXISTS (SELECT 1 FROM reconciliation_operation e
+                     WHERE e.tenant = p_op.tenant AND e.business_object = p_op.business_object AND e.id < p_op.id
+                       AND e.provider = p_op.provider AND e.account = p_op.account AND e.action = p_op.action
+                       AND e.state NOT IN ('succeeded', 'failed_terminal', 'terminated')) THEN 'older_open'
         ELSE '' END;
 $$;
 
