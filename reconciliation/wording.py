@@ -176,6 +176,7 @@ REASONS: dict[str, str] = {
     "look_up_told_more": "looked up before it was done, and that told more; nothing was sent",
     "limit_changed": "a limit was changed",
     "lift_limit": "taking this limit away",
+    "waive_undo": "waiving an undo",
     "raise_limit": "letting more through this limit",
     "accept_repeats": "running every missed start although an action has no key",
     "compensate_run": "undoing by hand what was applied",
