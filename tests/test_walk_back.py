@@ -435,6 +435,8 @@ def test_at_the_order_desk_nothing_is_undone_after_a_cancel_and_each_undo_once_w
     runs.advance(run.pk)
     assert states()["undo:schedule_pickup"] == State.FAILED_RETRYABLE
     assert press(run, "cancel").verdict == "done"
+    undo = Operation.objects.get(step="undo:schedule_pickup")
+    assert (undo.state, undo.reason_code, undo.due_at) == (State.FAILED_TERMINAL, "run_cancelled", None)
     arrived = len(claims.world.carrier.requests())
     for _ in range(10):
         claims.clock.advance(minutes=10)
