@@ -172,7 +172,7 @@ MOVES: tuple[Move, ...] = (
         RunState.PENDING,
         running="taken by a worker",
         compensating="what was applied is undone",
-        cancelled="cancelled by a person",
+        cancelled="cancelled by a person or by its schedule",
         failed="a step failed before anything was applied",
     ),
     *_moves(
@@ -185,7 +185,7 @@ MOVES: tuple[Move, ...] = (
         compensating="a step failed for good; what was applied is undone",
         succeeded="every step is verified",
         failed="a step failed before anything was applied",
-        cancelled="cancelled by a person",
+        cancelled="cancelled by a person or by its schedule",
     ),
     *_moves(
         Kind.RUN,
@@ -193,7 +193,7 @@ MOVES: tuple[Move, ...] = (
         running="the unknown step is known now, or is being tried again",
         pending="resumed by a person",
         compensating="what was applied is undone",
-        cancelled="cancelled by a person",
+        cancelled="cancelled by a person or by its schedule",
     ),
     *_moves(
         Kind.RUN,
@@ -201,7 +201,7 @@ MOVES: tuple[Move, ...] = (
         running="the person decided",
         pending="resumed by a person",
         compensating="what was applied is undone",
-        cancelled="cancelled by a person",
+        cancelled="cancelled by a person or by its schedule",
     ),
     *_moves(
         Kind.RUN,

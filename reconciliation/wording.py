@@ -224,7 +224,7 @@ REASONS: dict[str, str] = {
     "step_awaits_approval": "a step waits for a person's consent",
     "run_walks_back": "its run walks back, so it is not tried any more",
     "run_cancelled": "its run was cancelled, so it is not tried any more",
-    "cancelled": "cancelled by a person",
+    "cancelled": "cancelled before its end",
     "compensation_asked": "a person has what was applied undone",
     "chosen_again": "a fresh decision was asked for",
     "new_intent": "recorded as a new intent",
@@ -407,14 +407,32 @@ def slot_label(state: str) -> Label:
 
 def slot_story(slot: Slot) -> str:
     """What became of an expected run, or of a range of them, in one sentence."""
-    told = sentence(slot.reason_code) if slot.reason_code else "Recorded; its run is about to be started."
-    if slot.state == SlotState.STARTED and slot.reason_code == "late" and slot.started_at:
-        told = f"Started {duration(slot.started_at - slot.scheduled_for)} late."
+    told = _became(slot)
     if slot.count > 1:
         told = f"{slot.count:,} starts. {told}"
     if slot.shifted:
         told += f" {slot.local[11:16]} did not exist that day, so it stands at the first moment after the gap."
     return told
+
+
+_NOT_YET = {  # what is said of a slot whose run is to come; its reason code is that of the run
+    "": "Recorded; its run is about to be started.",
+    "waits_for_previous": "Waits for the run before it.",
+    "caught_up": "Missed; its run is about to be started.",
+    "filled_by_hand": "A person wants it run; its run is about to be started.",
+}
+
+
+def _became(slot: Slot) -> str:
+    if slot.state in (SlotState.DUE, SlotState.QUEUED):
+        return _NOT_YET.get(slot.reason_code) or sentence(slot.reason_code)
+    if slot.state != SlotState.STARTED or slot.started_at is None or slot.manual or slot.reason_code == "on_time":
+        return sentence(slot.reason_code)
+    late = slot.started_at - slot.scheduled_for
+    started = f"started {duration(late)} {'late' if late >= timedelta() else 'early'}."
+    if slot.reason_code == "late":
+        return started.capitalize()
+    return f"{sentence(slot.reason_code).removesuffix('.')}; {started}"
 
 
 MISSED_POLICIES: dict[str, str] = {

@@ -77,7 +77,7 @@ def test_each_row_says_where_its_run_stands(ann):
     assert "an undo is stuck; a person must finish it (stuck: schedule_pickup; waiting: create_label)" in page
     assert "compensating, stopped 0 s ago" in page
     assert "the outcome of a step is unknown" in page
-    assert "cancelled by a person" in page
+    assert "cancelled before its end" in page
 
 
 def test_a_run_is_found_by_its_id_its_object_and_its_number(ann):

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from django.test import Client
 
-from reconciliation import registry
+from reconciliation import registry, runs
 from reconciliation.models import Job, Run
 from tests import cast, timetable
 from tests.timetable import slots, tick
@@ -326,6 +326,54 @@ def test_missed_starts_that_are_asked_about_are_answered_on_the_page(who, clock)
     assert "Done." in text(press(browser, daily, "answer", slot=asked.pk, run="latest"))
     tick()
     assert [slot.state for slot in slots(daily)] == ["missed", "started"]
+
+
+def story(browser, job):
+    """What the newest row of a schedule's page says became of it."""
+    rows = re.findall(r'<tr id="slot-.*?</tr>', browser.get(f"/schedules/{job.pk}").content.decode(), re.S)
+    return " ".join(re.sub(r"<[^>]+>", " ", rows[0]).split())
+
+
+def test_a_start_that_waits_for_the_run_before_it_says_so_and_how_late_it_was(who, clock):
+    hourly = job(clock, at="2026-06-10T11:30", expression="0 * * * *", overlap="queue_one")
+    browser = cast.client(who["op_ann"])
+    clock.set(utc("2026-06-10T12:00:01"))
+    tick()
+    first = timetable.hold(Run.objects.get())
+    clock.set(utc("2026-06-10T13:00:01"))
+    tick()
+    assert "Waits for the run before it." in story(browser, hourly)
+    clock.set(utc("2026-06-10T13:20:00"))
+    runs.cancel(first.pk, actor=timetable.OLGA, version=first.version, reason="It is dealt with.")
+    tick()
+    assert "Waited for the run before it; started 20 min late." in story(browser, hourly)
+
+
+def test_what_was_missed_says_how_late_it_was_run(who, clock):
+    daily = job(clock, missed="ask")
+    browser = cast.client(who["op_ann"])
+    clock.set(utc("2026-06-11T18:30"))
+    tick()
+    (asked,) = slots(daily)
+    press(browser, daily, "answer", slot=asked.pk, run="all")
+    clock.set(utc("2026-06-11T19:30"))
+    tick()
+    assert "Missed, and run afterwards; started 3 h 00 m late." in story(browser, daily)
+    clock.set(utc("2026-06-11T19:29:05"))  # less than the whole hours, whatever time the press takes
+    press(browser, daily, "fill", slot="next")
+    assert "Run by hand for this time; started 21 h 00 m early." in story(browser, daily)
+
+
+def test_a_run_by_hand_is_said_to_start_beside_one_that_goes_on(who, clock):
+    daily = job(clock, missed="skip")
+    browser = cast.client(who["op_ann"])
+    clock.set(utc("2026-06-14T18:00"))
+    tick()
+    said = text(browser.get(f"/schedules/{daily.pk}"))
+    assert said.count("It starts at once, also beside a run that still goes on.") == 2
+    assert "Sun 14 Jun 2026 16:30 UTC, missed (the last of 4)" in said
+    press(browser, daily, "fill", slot=slots(daily)[0].pk)
+    assert "Sat 13 Jun 2026 16:30 UTC, missed (the last of 3)" in text(browser.get(f"/schedules/{daily.pk}"))
 
 
 def test_switching_off_and_on_and_a_stale_press(who, clock):
