@@ -97,6 +97,13 @@ def asked_for(run: Run) -> Counter[tuple[str, int]]:
     return Counter((data["step"], data["version"]) for data in _told(run, "proposal_asked"))
 
 
+def is_spent(run: Run, step: Choice) -> bool:
+    """Whether the version that is to be decided was asked for as often as it may be."""
+    version = decided_version(run, step.name) + 1
+    refused = Chosen.objects.filter(run=run, step=step.name, version=version, valid=False).count()
+    return max(refused, asked_for(run)[step.name, version]) >= step.proposals
+
+
 def reasons(run: Run) -> dict[tuple[str, int], str]:
     """Why each version of a choice was given up that was."""
     return {(data["step"], data["version"]): data["reason"] for data in _told(run, GIVEN_UP)}

@@ -133,6 +133,12 @@ def _stops_again(run: Run) -> str:
     stopped = progress.in_state(State.TERMINATED)
     if stopped:
         return f"It would stop again at once: {stopped[0].step} was stopped by a person. {_ways_out(run)}"
+    choices = (step for step in progress.startable() if isinstance(step, Choice))
+    if spent := next((step.name for step in choices if choosing.is_spent(run, step)), ""):
+        return (
+            f"It would stop again at once: {spent} was asked for as often as it may be. Ask for a fresh decision, or "
+            "cancel the run."
+        )
     if progress.failed and compensation.way_is_forward(progress):
         return (
             f"It would stop again at once: {progress.failed[0].step} failed for good, and the way is forward only. "

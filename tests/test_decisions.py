@@ -319,6 +319,15 @@ def test_a_run_is_decided_anew_as_often_as_its_workflow_lets_it_be(model: Any, c
     assert (Run.objects.get().replans, len(ASKED)) == (2, 9)
 
 
+def test_a_run_is_not_resumed_to_stop_at_once_where_its_proposals_are_spent(model: Any, clock: Any) -> None:
+    MODEL[:] = [lambda: {"amount": 0}] * 3
+    run = start("slow")
+    settle(clock)
+    answer = press(run, "resume")
+    assert answer.verdict == "refused"
+    assert "plan was asked for as often as it may be. Ask for a fresh decision, or cancel the run." in answer.message
+
+
 def test_a_decision_that_was_not_asked_for_yet_is_not_made_anew(model: Any, clock: Any) -> None:
     run = start("slow")
     answer = press(run, "choose_again")

@@ -24,7 +24,7 @@ def paths(clerk, world, settings, clock):
     feed.pickup_on_the_van(claim)
     stuck = runs.start("damaged_item", tenant="t_acme", workflow_id=claim.id, input=claim.input(), actor=AGENT)
     settle(clock)
-    run_shapes.PROPOSALS[:] = [{"tier": 7}, {"tier": "gold", "card": "4242"}]
+    run_shapes.PROPOSALS[:] = [{"tier": "z" * 250, "card": 7, "w" * 90: 1}, {"tier": "gold", "card": "4242"}]
     forked = runs.start("forked", tenant="t_acme", workflow_id="x" * 80, input={"order": "y" * 90}, actor=AGENT)
     runs.advance(forked.pk)
     return [f"/runs/{stuck.pk}", f"/runs/{forked.pk}", "/runs", "/runs?tab=back", "/"]
@@ -42,6 +42,7 @@ def test_runs_have_no_barrier_and_do_not_scroll_sideways(paths, signed_in, live_
         problems = [f"{v['id']}: {v['nodes'][0]['html'][:160]}" for v in Axe().run(page).response["violations"]]
         page.set_viewport_size({"width": 360, "height": 700})
         page.goto(live_server.url + path)
+        page.evaluate("document.querySelectorAll('.saga details').forEach(each => { each.open = true; })")
         wide = page.evaluate("document.documentElement.scrollWidth")
         found[path] = problems + ([f"{wide} wide"] if wide > 360 else [])
     assert {path: problems for path, problems in found.items() if problems} == {}
