@@ -202,7 +202,7 @@ def machine(stage: Stage, input: dict[str, Any]) -> type[RuleBasedStateMachine]:
             return model.objects.filter(reduce(or_, mine), tenant="drill").order_by("pk")
 
         def _pick(self, model: Any, which: int) -> Any:
-            found = list(self._all(model))
+            found = sorted(self._all(model), key=_waits_for_a_person, reverse=True)
             return found[which % len(found)] if found else None
 
         def _do(self, work: Callable[[], Any], *, kill: int = -1, who: str = "") -> Any:
@@ -260,6 +260,11 @@ def machine(stage: Stage, input: dict[str, Any]) -> type[RuleBasedStateMachine]:
             assert moves[-1][2] == row.state
 
     return Ledger
+
+
+def _waits_for_a_person(row: Any) -> bool:
+    """These are picked first: most rows of a run wait for nobody, and most presses on them are refused."""
+    return row.state == "waiting" if isinstance(row, Approval) else row.escalated_at is not None
 
 
 def play(stage: Stage, input: dict[str, Any], *, examples: int, steps: int, seed: int, shrink: bool = True) -> None:
