@@ -5,6 +5,7 @@ A queue task is a wake-up that may come twice, late or never; what is due stands
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -23,15 +24,19 @@ from .transition import TransitionRefused
 log = structlog.get_logger(__name__)
 
 
-def sweep(*, limit: int = 50) -> int:
-    """Do everything that is due, up to `limit` of each kind. Returns how many were handled."""
+def sweep(*, limit: int = 50, until: float | None = None) -> int:
+    """Do everything that is due, up to `limit` of each kind. Returns how many were handled.
+
+    Nothing is begun after `until` (monotonic seconds): what was taken by then comes back when it is due again.
+    """
     handled = publishing.publish(limit=limit)  # first: what it makes is due at once
-    for pk in transition.take_due(Kind.APPROVAL, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):
-        handled += _guarded(approvals.end_due, pk, Kind.APPROVAL)
-    for pk in transition.take_due(Kind.OPERATION, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):
-        handled += _guarded(handle, pk, Kind.OPERATION)
-    for pk in transition.take_due(Kind.RUN, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):
-        handled += _guarded(runs.advance, pk, Kind.RUN)
+    duties = ((approvals.end_due, Kind.APPROVAL), (handle, Kind.OPERATION), (runs.advance, Kind.RUN))
+    for duty, kind in duties:
+        for pk in transition.take_due(kind, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):
+            if until is not None and time.monotonic() >= until:
+                log.info("sweep_ends", kind=kind, why="no time to begin anything more")
+                return handled
+            handled += _guarded(duty, pk, kind)
     return handled
 
 

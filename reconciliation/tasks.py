@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,9 @@ from django_q.tasks import async_task
 
 from . import (
     fence,
+    leases,
     publishing,
+    registry,
     restore,
     retention,
     schedules,
@@ -28,10 +31,13 @@ from . import (
 )  # fmt: skip
 from .anchor import AnchorUnreadable
 from .models import Approval, Operation, Run, Tick
+from .workflows import Choice
 
 log = structlog.get_logger(__name__)
 
 WATCH_EVERY = 15.0  # seconds
+LONG_CALL = 30.0  # seconds that a provider's call usually takes at most
+SHORTEST = 5.0  # seconds
 ROUNDS = 20  # a drain ends by itself well before the queue would take it for lost; the beat asks again
 QUIET = timedelta(seconds=10)  # the health page takes a worker that has not been heard of for 90 s for silent
 
@@ -41,13 +47,20 @@ def drain() -> int:
     _guarded(fence.look)
     workers.seen()
     spool.bring_in()
-    total = 0
-    while (
-        handled := sweeping.sweep(limit=settings.AFTERCALL_SWEEP_BATCH)
-    ) and total < settings.AFTERCALL_SWEEP_BATCH * 20:
+    total, until = 0, time.monotonic() + _time_to_begin()
+    batch = settings.AFTERCALL_SWEEP_BATCH
+    while total < batch * 20 and time.monotonic() < until and (handled := sweeping.sweep(limit=batch, until=until)):
         total += handled
     tick("sweep", by=workers.me(), handled=total)
     return total
+
+
+def _time_to_begin() -> float:
+    """Seconds in which a task begins new things: the last of them still has the time that a model may take, before the
+    queue ends the task and spends a proposal that nobody heard."""
+    steps = [step for workflow in registry.workflows().values() for step in workflow.steps]
+    longest = max((leases.of_step(step) for step in steps if isinstance(step, Choice)), default=0.0)
+    return max(SHORTEST, float(str(settings.Q_CLUSTER["timeout"])) - max(longest, leases.with_margin(LONG_CALL)))
 
 
 def wake() -> None:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from console import checks, sagas
-from reconciliation import choosing, keys, registry, run_deeds, runs, sweeping, workers
+from reconciliation import choosing, keys, registry, run_deeds, runs, sweeping, tasks, workers
 from reconciliation.models import Chosen, JournalEntry, Run
 from reconciliation.providers.base import Json, OutcomeUnknown, Rejected
 from reconciliation.soundness import problems
@@ -352,3 +353,26 @@ def test_a_run_that_walks_back_decides_nothing_anew(model: Any, clock: Any) -> N
         runs.choose_again(run.pk, step="plan", actor=OLGA, version=run.version, reason="as agreed")
     allowed, why = run_deeds.say_choose_again(run)
     assert (allowed, why) == (False, "The run is being undone; nothing of it is decided anew.")
+
+
+def test_a_task_begins_no_decision_that_the_queue_would_end_in_the_middle(
+    model: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    for module in (tasks, sweeping):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: passed[0]))
+
+    def slowly() -> Json:
+        passed[0] += 100.0
+        return {"amount": 7}
+
+    MODEL[:] = [slowly] * 3
+    for name in ("w1", "w2", "w3"):
+        start("slow", workflow_id=name)
+    tasks.drain()
+    assert (passed, ASKED) == ([100.0], [1]), "a second one would have been ended after 80 s"
+    for _ in range(2):
+        clock.advance(minutes=2)
+        tasks.drain()
+    assert ASKED == [1, 2, 3]
+    assert set(Run.objects.values_list("state", flat=True)) == {"succeeded"}
