@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -217,9 +217,26 @@ def _release(*, actor: Actor, version: int, reason: str) -> str:
             "Say first what this ledger is." if not down.marking else
             "Operations are still being marked as unknown; the beat does so within moments. Press again then."
         )  # fmt: skip
+    _check_clock()
     backlog.pass_all_over(reason="restored")
     _up(actor, version, reason, adopt=False, fact_code="restore_released")
     return "Released. What is still unknown goes on being looked up; everything else may be sent."
+
+
+def _check_clock() -> None:
+    """Slots are passed over up to now. By a clock that lags behind, those of the lost time would still come."""
+    known, now = anchor.current().read(), transition.database_now()
+    decided = datetime.fromisoformat(known.at) if known is not None and known.at else None
+    if decided is not None and now < decided:
+        raise NotAllowed(
+            "The database's clock is behind: the newest decision that the anchor knows is of "
+            f"{_minute(decided)}, and it is {_minute(now)} by that clock. Set the clock right first, else schedules "
+            "would start once more what they started in the time that was lost."
+        )
+
+
+def _minute(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _adopt(*, actor: Actor, version: int, reason: str) -> str:

@@ -138,8 +138,7 @@ def retain() -> str:
 
 def _is_time(duty: str, *, every: float) -> bool:
     """Whether a duty was last done `every` seconds ago or longer. Two beats may both say so; that is harmless."""
-    at = Tick.objects.filter(name=duty).values_list("at", flat=True).first()
-    return at is None or (transition.database_now() - at).total_seconds() >= every
+    return _not_within(duty, timedelta(seconds=every))
 
 
 def _anything_due() -> bool:
@@ -155,8 +154,13 @@ def _anything_due() -> bool:
 
 def _long_quiet() -> bool:
     """Whether no worker has swept for a while: a wake-up without work shows that they are there, and empties spools."""
-    last = Tick.objects.filter(name="sweep").values_list("at", flat=True).first()
-    return last is None or transition.database_now() - last > QUIET
+    return _not_within("sweep", QUIET)
+
+
+def _not_within(duty: str, span: timedelta) -> bool:
+    """A time in the future was told by a clock that has been set back since: it says nothing, so the duty is due."""
+    at = Tick.objects.filter(name=duty).values_list("at", flat=True).first()
+    return at is None or not timedelta(0) <= transition.database_now() - at < span
 
 
 def tick(name: str, *, by: str, handled: int) -> None:

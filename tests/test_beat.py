@@ -3,9 +3,12 @@
 import pytest
 from django_q.models import OrmQ
 
-from reconciliation import tasks, transition, workers
-from reconciliation.models import Worker
+from audit.models import Entry
+from reconciliation import anchor, tasks, transition, workers
+from reconciliation.executor import perform
+from reconciliation.models import Tick, Worker
 from tests import cast
+from tests.scripted import AGENT, order
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +41,18 @@ def test_due_work_is_asked_for_at_once_and_not_over_and_over(clock):
     for _ in range(5):
         tasks.beat_once()
     assert OrmQ.objects.count() == 2, "one for each worker of the queue"
+
+
+def test_a_clock_that_is_set_back_keeps_no_duty_waiting_for_as_long(clerk, clock):
+    sweep_of_a_worker()
+    tasks.beat_once()
+    perform(order(), actor=AGENT)
+    clock.jump(-3600)
+    tasks.beat_once()
+    assert OrmQ.objects.count() == 2, "a sweep and a round of retention: what lies in the future was not lately"
+    now, newest = clock.now(), Entry.objects.order_by("-id").values_list("id", flat=True)[0]
+    for name in ("anchor", "watch", "retention"):
+        assert Tick.objects.get(name=name).at <= now, name
+    known = anchor.current().read()
+    assert known is not None
+    assert known.position >= newest - 1  # all but the entry of the setting itself, at the most

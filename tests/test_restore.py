@@ -657,6 +657,29 @@ def test_a_scheduled_run_from_after_the_release_is_shown_to_be_new(
     assert (Run.objects.get().state, len(clerk.calls)) == ("succeeded", sent + 1)
 
 
+def test_a_release_by_a_clock_that_lags_behind_is_refused_since_slots_of_the_lost_time_would_still_come(
+    clerk: Clerk, clock: Clock, backup: Any, timed: Any
+) -> None:
+    job = timetable.job(at=at(1, 10, 0, 30), clock=clock)
+    earlier = backup()
+    clock.set(at(1, 10, 1, 1))
+    schedules.tick()
+    assert Run.objects.count() == 1
+    lose(earlier)
+    mark_all()
+    clock.set(at(1, 10, 0, 40))
+    refused = release()
+    assert (refused.verdict, RestoreFence.objects.get().is_down) == (Verdict.REFUSED, True)
+    assert "2026-03-01 10:01:01 UTC" in refused.message
+    assert "2026-03-01 10:00:4" in refused.message
+    assert "Set the clock right first" in refused.message
+    clock.set(at(1, 10, 1, 20))
+    assert release().verdict is Verdict.DONE
+    schedules.tick()
+    assert timetable.told(job) == [("03-01 10:01", "missed", "restored", 1)]
+    assert not Run.objects.exists()
+
+
 # Alarms
 
 
