@@ -6,12 +6,10 @@ flight, and what was sent in a window, may change until the press and stays a ma
 
 from __future__ import annotations
 
-from django.db import connections
-
 from . import fence
 from .anchor import AnchorUnreadable
 from .models import Operation
-from .transition import ALIAS, HELD_BACK
+from .transition import HELD_BACK
 
 
 def in_the_way(operation: Operation, *, provider: str | None = None, action: str | None = None) -> str:
@@ -23,9 +21,7 @@ def in_the_way(operation: Operation, *, provider: str | None = None, action: str
         fence.look()
     except AnchorUnreadable as error:
         return f"{error} Nothing is sent before it can be."
-    with connections[ALIAS].cursor() as cursor:
-        cursor.execute("SELECT ledger_in_the_way(%s, %s, %s)", [operation.pk, provider, action])
-        (code,) = cursor.fetchone()
+    code = fence.call("SELECT fence_in_the_way(%s, %s, %s)", [operation.pk, provider, action])
     return HELD_BACK[code] if code else ""
 
 

@@ -177,7 +177,7 @@ END $$;
 -- What would hold a claim of this operation back whatever else is in flight, or NULL; for one that has ended, a claim of
 -- a new one in its place, which is shown to be new. p_provider, p_action: of another call than its own. What a limit covers
 -- is told as in ledger_limited.
-CREATE OR REPLACE FUNCTION ledger_in_the_way(p_id bigint, p_provider text, p_action text)
+CREATE OR REPLACE FUNCTION fence_in_the_way(p_id bigint, p_provider text, p_action text)
 RETURNS text LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT w.code FROM reconciliation_operation o
       JOIN reconciliation_limit l ON l.lifted_at IS NULL AND l.tenant IN ('', o.tenant)
