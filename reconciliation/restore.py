@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import structlog
 from django.conf import settings
-from django.db import transaction
+from django.db import connections, transaction
 
 from audit import log as audit
 
@@ -294,6 +294,18 @@ def replays_until() -> datetime | None:
         return None
     since = max(window.since, timekeeping.put_forward_at() or window.since)
     return since + timedelta(seconds=window.window_seconds or 0)
+
+
+def keeps_it_open() -> str:
+    """What keeps a replay window open that would be over by its time; empty where nothing does, or it is not over."""
+    since, until = fence.replays_since(), replays_until()
+    if since is None or until is None or transition.database_now() < until:
+        return ""
+    with connections[transition.ALIAS].cursor() as cursor:
+        cursor.execute("SELECT runs, messages, waiting FROM fence_open_since(%s)", [since])
+        counts = zip(("run", "message of the outbox", "waiting operation"), cursor.fetchone(), strict=True)
+    told = [f"{name}: {count}" for name, count in counts if count]
+    return ", ".join(told)
 
 
 def found(down: RestoreFence) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from reconciliation import executor, publishing, restore, sweeping
+from reconciliation import executor, outbox, publishing, registry, restore, runs, sweeping
 from reconciliation.models import JournalEntry, Message, Operation
 from tests.book import DESK, Shelf, entry
 from tests.database import Clock
-from tests.scripted import AGENT, Clerk, absent, found, order, row
+from tests.scripted import AGENT, OLGA, Clerk, absent, found, order, row
 from tests.test_outbox import put
 from tests.test_restore import backup, lose, mark_all, release, restored  # noqa: F401 - a fixture
 
@@ -165,3 +165,47 @@ def test_a_new_local_effect_after_the_release_is_done_once(book: Shelf, clock: C
     swept(clock, rounds=3)
     assert (row(pk).state, book.rows()) == ("succeeded", 1)
     assert publishing.anything_due() is False
+
+
+def test_a_step_of_a_run_that_the_backup_held_open_never_becomes_new_by_waiting(
+    clerk: Clerk, clock: Clock, backup: Take, settings: Any
+) -> None:
+    settings.AFTERCALL_WORKFLOWS = ["tests.scripted_workflows.first"]
+    registry.forget()
+    run = runs.start("damaged_item", tenant="acme", workflow_id="r1", input={"order": "1", "amount": 5}, actor=AGENT)
+    earlier = backup()
+    assert runs.advance(run.pk).state == "succeeded"
+    restored(earlier)
+    sent = len(clerk.calls)
+    clock.advance(days=31)  # it waits for whatever it waits for
+    restore.tend()
+    assert restore.keeps_it_open() == "run: 1"
+    new = executor.perform(order(workflow_id="new"), actor=AGENT)
+    assert new.state == "succeeded", "what the backup does not know is new by then"
+    clerk.sees(found("r-1", order="1", amount=0))
+    swept(clock)
+    label = Operation.objects.get(step="label")
+    assert (label.state, label.basis, len(clerk.calls)) == ("succeeded", "look_up", sent + 1)
+
+
+def test_a_message_that_was_stuck_in_the_backup_never_becomes_new_by_waiting(
+    clerk: Clerk, clock: Clock, backup: Take
+) -> None:
+    pk = put(wish())
+    outbox.stick(Message.objects.get(pk=pk), problem="no_handler", detail="", fact=OLGA.fact("no_handler"))
+    earlier = backup()
+    outbox.release(Message.objects.get(pk=pk), fact=OLGA.fact("message_released"))
+    sweeping.sweep()
+    assert Operation.objects.get().state == "succeeded"
+    restored(earlier)
+    sent = len(clerk.calls)
+    clock.advance(days=31)
+    restore.tend()
+    assert restore.keeps_it_open() == "message of the outbox: 1"
+    outbox.release(Message.objects.get(pk=pk), fact=OLGA.fact("message_released"))
+    clerk.sees(found("r-1"))
+    swept(clock)
+    told = Operation.objects.get(workflow_id="told")
+    assert (told.state, told.basis, len(clerk.calls)) == ("succeeded", "look_up", sent)
+    restore.tend()
+    assert (restore.keeps_it_open(), restore.replays_until()) == ("", None), "over is what was open, and the window"

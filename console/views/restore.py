@@ -59,6 +59,7 @@ def _facts(request: HttpRequest, tenants: list[str]) -> dict[str, Any]:
         "who_may": " and ".join(access.roles_that_may(Permission.RELEASE)),
         "tokens": {name: uuid.uuid4() for name in DEEDS},
         "replays_until": domain.replays_until(),
+        "keeps_it_open": domain.keeps_it_open(),
         "answer": pressing.answered(request, actor=access.actor_for_all(request)),
         "section": "health",
     }

@@ -135,14 +135,26 @@ BEGIN
     PERFORM audit_append('limit:' || v_limit.id, ':all', 'limit', NULL, 'set', 1, p_body, p_openings);
 END $$;
 
--- The replay window has passed: what is new is new. Gives whether there was one to end.
+-- What the release found open and is open still: it may begin again whatever the lost time did, however long it waits.
+CREATE OR REPLACE FUNCTION fence_open_since(p_since timestamptz, OUT runs bigint, OUT messages bigint, OUT waiting bigint)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
+    SELECT (SELECT count(*) FROM reconciliation_run r WHERE r.settled_at IS NULL AND r.created_at <= p_since),
+           (SELECT count(*) FROM reconciliation_message m
+             WHERE m.state IN ('waiting', 'stuck') AND m.created_at <= p_since),
+           (SELECT count(*) FROM reconciliation_operation o
+             WHERE o.state IN ('ready', 'awaiting_approval') AND o.attempts = 0
+               AND coalesce(o.intended_at, o.created_at) <= p_since);
+$$;
+
+-- The replay window has passed and nothing is open from before: what is new is new. Gives whether there was one to end.
 CREATE OR REPLACE FUNCTION fence_end_replays(p_body text)
 RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_limit reconciliation_limit;
 BEGIN
     SELECT * INTO v_limit FROM reconciliation_limit l WHERE l.kind = 'replay' AND l.lifted_at IS NULL
-       AND ledger_passed(l.since) >= l.window_seconds * interval '1 second' FOR NO KEY UPDATE SKIP LOCKED;
+       AND ledger_passed(l.since) >= l.window_seconds * interval '1 second'
+       AND (SELECT o.runs + o.messages + o.waiting FROM fence_open_since(l.since) AS o) = 0 FOR NO KEY UPDATE SKIP LOCKED;
     IF v_limit.id IS NULL THEN
         RETURN false;
     END IF;
@@ -152,23 +164,28 @@ END $$;
 
 -- Why a claim is refused by the fence, or NULL: while it is down, all of them; in the replay window the first claim of
 -- what is not shown to originate after the release, by its own intended_at or by that of its run. A moment that lies in
--- the future shows nothing.
+-- the future shows nothing. What is shown to originate before it never becomes new by waiting: a step of a run that the
+-- backup held open, a message that was stuck in it.
 CREATE OR REPLACE FUNCTION fence_refuses(p_limit reconciliation_limit, p_op reconciliation_operation)
 RETURNS text LANGUAGE plpgsql STABLE SET search_path = public, pg_temp AS $$
 DECLARE
     v_now timestamptz := aftercall_now();
     v_origin timestamptz := p_op.intended_at;
+    v_before boolean := false;
 BEGIN
     IF p_limit.kind = 'restored' THEN
         RETURN 'restored';
-    ELSIF p_op.state <> 'pending' AND p_op.attempts > 0 OR p_op.state = 'pending' AND p_op.attempts > 1
-          OR ledger_passed(p_limit.since) >= p_limit.window_seconds * interval '1 second' THEN
+    ELSIF p_op.state <> 'pending' AND p_op.attempts > 0 OR p_op.state = 'pending' AND p_op.attempts > 1 THEN
         RETURN NULL;
     END IF;
     IF p_op.run_id IS NOT NULL THEN
-        SELECT greatest(v_origin, r.intended_at) INTO v_origin FROM reconciliation_run r WHERE r.id = p_op.run_id;
+        SELECT greatest(v_origin, r.intended_at), r.created_at <= p_limit.since INTO v_origin, v_before
+          FROM reconciliation_run r WHERE r.id = p_op.run_id;
     END IF;
     IF v_origin > p_limit.since AND v_origin <= v_now + interval '1 minute' THEN
+        RETURN NULL;
+    ELSIF ledger_passed(p_limit.since) >= p_limit.window_seconds * interval '1 second'
+          AND NOT v_before AND coalesce(v_origin >= p_limit.since, true) THEN
         RETURN NULL;
     END IF;
     RETURN 'maybe_replayed';

@@ -54,7 +54,7 @@ def status() -> dict[str, Any]:
     """Where the fence stands, in plain values."""
     now = fence.current()
     if now is None or not now.is_down:
-        return {"state": "up", "reason": "", "unknown": _unknown()}
+        return {"state": "up", "reason": "", "unknown": _unknown(), "replays_kept_by": restore.keeps_it_open()}
     return {
         "state": "down",
         "reason": now.reason,
@@ -75,6 +75,9 @@ def sentences(told: dict[str, Any]) -> list[str]:
     """The same for people."""
     if told["state"] == "up":
         more = f" {told['unknown']} operations are still unknown by an earlier restore." if told["unknown"] else ""
+        if told["replays_kept_by"]:
+            kept = told["replays_kept_by"]
+            more += f" What was open at the release is looked up before it is sent, until it is over: {kept}."
         return [f"The anchor knows this ledger; the fence is up.{more}"]
     return [
         f"Nothing is sent since {told['since']}. {fence_wording.LONG[told['reason']]}",
