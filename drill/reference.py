@@ -25,7 +25,8 @@ LONG = timedelta(days=365)
 GIVEN = frozenset({ApprovalState.APPROVED, ApprovalState.CONSUMED})
 UNKNOWN = frozenset({State.AMBIGUOUS, State.PENDING})  # to a sweep: a lease may have run out
 GOING = frozenset(RunState) - RUN_TERMINAL
-OUTWARD = ("look_up", "retry", "compensate", "send_again", "approve")  # look up first: a refusal may follow a move
+# Look up first: a refusal may follow a move.
+OUTWARD = ("look_up", "retry", "compensate", "send_again", "new_intent", "approve")
 UNDO_BY_HAND = ("compensate", "retry", "send_again", "new_intent")
 
 # What a press that was told "done" starts from, and leads to (None: that is decided by what the provider says).
@@ -36,7 +37,7 @@ DEEDS: dict[str, tuple[frozenset[str], frozenset[str] | None]] = {
     ),
     "retry": (frozenset({State.FAILED_RETRYABLE, State.AMBIGUOUS}), None),
     "send_again": (frozenset({State.AMBIGUOUS}), None),
-    "new_intent": (frozenset({State.FAILED_TERMINAL}), frozenset({State.FAILED_TERMINAL})),
+    "new_intent": (frozenset({State.FAILED_TERMINAL, State.TERMINATED}), None),
     "compensate": (frozenset({State.SUCCEEDED}), frozenset({State.SUCCEEDED})),
     "terminate": (frozenset(State) - TERMINAL - {State.PENDING}, frozenset({State.TERMINATED})),
     "withdraw": (frozenset({State.READY, State.AWAITING_APPROVAL}), frozenset({State.TERMINATED})),
@@ -68,6 +69,7 @@ class Paper:
     version: int = 0
     attempts: int = 0
     calls: int = 0
+    closed: bool = False  # a person has dealt with it: its mark is gone, and what it said is known
 
 
 @dataclass
@@ -158,7 +160,9 @@ class Reference:
         return table.get(name, (frozenset(), None))
 
     def _pressed_on_operation(self, operation: Operation, name: str, who: Actor, *, fresh: Any, calls: bool) -> None:
-        if name == "new_intent":
+        if name == "close":
+            self.papers[operation.pk].closed = True
+        if name == "new_intent" and not operation.unknown_attempts:  # else it was only asked for
             self.renewers.setdefault((operation.run_id, operation.step), set()).add(who.id)
         if name == "send_again":
             agreed = any(slip.state == ApprovalState.APPROVED for slip in self._consents(operation, "send_again"))
@@ -193,7 +197,8 @@ class Reference:
         if operation.state == State.SUCCEEDED and operation.basis != "asserted":
             assert effects or is_so, f"{name}, basis {operation.basis}: and it did not happen"
         if operation.state in (State.FAILED_TERMINAL, State.FAILED_RETRYABLE) and effects:
-            assert operation.basis == "asserted" or operation.escalated_at, f"{name}: and it happened"
+            told = operation.basis == "asserted" or operation.escalated_at is not None or paper.closed
+            assert told, f"{name}: and it happened"
         paper.state, paper.version, paper.attempts, paper.calls = (
             operation.state, operation.version, operation.attempts, calls,
         )  # fmt: skip
@@ -287,7 +292,8 @@ class Reference:
 
     def _stands(self, operation: Operation, effects: dict[int, int]) -> bool:
         """Applied, as its run could know: not where a person was called since, or vouched for the contrary."""
-        loud = operation.escalated_at is not None or operation.basis == "asserted"
+        closed = self.papers[operation.pk].closed
+        loud = operation.escalated_at is not None or operation.basis == "asserted" or closed
         return not loud and (operation.state == State.SUCCEEDED or effects[operation.pk] > 0)
 
     def _held(self, run: Run, name: str, operations: Iterable[Operation]) -> None:

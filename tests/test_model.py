@@ -84,7 +84,7 @@ def test_a_request_that_is_approved_by_whom_it_is_for_is_told_apart(stage: Any, 
     ):
         agreed_run(ledger, for_whom=PERSON.id)
         with pytest.raises(AssertionError, match="approved by who asked for it"):
-            ledger.answer(which=0, name="approve", old=False, who=PERSON)
+            ledger.answer(which=0, name="approve", old=False, who="Dana")
 
 
 def test_a_request_that_is_approved_after_its_time_is_told_apart(stage: Any, monkeypatch: Any) -> None:  # noqa: F811
@@ -94,7 +94,7 @@ def test_a_request_that_is_approved_after_its_time_is_told_apart(stage: Any, mon
         agreed_run(ledger)
         stage.advance(timedelta(hours=2))
         with pytest.raises(AssertionError, match="approved after its time"):
-            ledger.answer(which=0, name="approve", old=False, who=OTHER)
+            ledger.answer(which=0, name="approve", old=False, who="Otto")
 
 
 def test_a_consent_that_nobody_gave_is_told_apart(stage: Any) -> None:  # noqa: F811
@@ -110,7 +110,7 @@ def test_what_is_sent_after_its_consent_is_over_is_told_apart(stage: Any) -> Non
     over = "a.state IN ('expired', 'superseded') OR a.use_by <= ledger_latest(p_now)"
     with steps(stage) as ledger, broken(stage, "ledger_unconsented", over, "false"):
         agreed_run(ledger)
-        ledger.answer(which=0, name="approve", old=False, who=OTHER)
+        ledger.answer(which=0, name="approve", old=False, who="Otto")
         look(ledger)
         ledger.time_passes_and_workers_sweep(seconds=4000, kill=-1)
         with pytest.raises(AssertionError, match="sent after the consent was over"):
@@ -132,9 +132,9 @@ def test_a_consent_that_is_used_twice_is_told_apart(stage: Any) -> None:  # noqa
         ledger.submit(number=0, kind=kind, version=1, amount=4200, fault="reset before the effect", kill=-1)
         stage.world.at("message.send", *["reset before the effect"] * 3)
         look(ledger)
-        ledger.press(which=0, name="send_again", old=False, who=PERSON)
+        ledger.press(which=0, name="send_again", old=False, who="Dana")
         look(ledger)
-        ledger.answer(which=0, name="approve", old=False, who=OTHER)
+        ledger.answer(which=0, name="approve", old=False, who="Otto")
         look(ledger)
         used = Approval.objects.get()
         assert (used.state, stage.world.calls.total()) == ("consumed", 2)
@@ -157,7 +157,7 @@ def test_a_press_on_an_old_page_that_is_done_is_told_apart(stage: Any, monkeypat
     with steps(stage) as ledger:
         agreed_run(ledger)
         with pytest.raises(AssertionError, match="a page that was out of date"):
-            ledger.press_on_a_run(which=0, name="cancel", old=True, who=PERSON)
+            ledger.press_on_a_run(which=0, name="cancel", old=True, who="Dana")
 
 
 def test_an_ended_run_that_goes_on_by_itself_is_told_apart(stage: Any) -> None:  # noqa: F811
@@ -173,7 +173,7 @@ def test_an_ended_run_that_goes_on_by_itself_is_told_apart(stage: Any) -> None: 
 def test_a_person_may_have_what_a_cancelled_run_did_undone(stage: Any) -> None:  # noqa: F811
     with steps(stage) as ledger:
         cancelled(ledger)
-        ledger.press_on_a_run(which=0, name="compensate_run", old=False, who=PERSON)
+        ledger.press_on_a_run(which=0, name="compensate_run", old=False, who="Dana")
         look(ledger)
         ledger.workers_sweep(kill=-1)
         look(ledger)
@@ -211,7 +211,7 @@ def test_a_run_that_nobody_comes_back_to_is_told_apart(stage: Any) -> None:  # n
 def cancelled(ledger: Any) -> None:
     """A run that a person cancels while its refund waits for a consent."""
     agreed_run(ledger)
-    ledger.press_on_a_run(which=0, name="cancel", old=False, who=PERSON)
+    ledger.press_on_a_run(which=0, name="cancel", old=False, who="Dana")
     look(ledger)
 
 
