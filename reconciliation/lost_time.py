@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import structlog
+from django.db.models import Q
 
 from . import fence, policy, reconciler, transition
 from .models import Approval, Operation, RestoreFence
@@ -43,6 +44,27 @@ def make_unknown(operation: Operation, down: RestoreFence) -> None:
     )
     for approval in Approval.objects.filter(operation=operation, state__in=sorted(APPROVAL_OPEN)).order_by("pk"):
         transition.move_approval(approval, to=ApprovalState.SUPERSEDED, fact=fence.SYSTEM.fact("restored"))
+
+
+def void_requests(down: RestoreFence, *, limit: int) -> int:
+    """End requests for consent from before the restore that no open operation takes along: on runs, limits and jobs,
+    and on operations that have ended. In the lost time somebody may have agreed, and it may have been done.
+
+    Returns how many ended now. Whoever still wants it asks anew.
+    """
+    from_before = Approval.objects.filter(
+        Q(operation__isnull=True) | Q(operation__state__in=sorted(TERMINAL)),
+        state__in=sorted(APPROVAL_OPEN), created_at__lte=max(filter(None, (down.since, down.known_until))),
+    )  # fmt: skip
+    ended = 0
+    for approval in from_before.order_by("pk")[:limit]:
+        try:
+            transition.move_approval(approval, to=ApprovalState.SUPERSEDED, fact=fence.SYSTEM.fact("restored"))
+        except TransitionRefused as refusal:  # somebody decided meanwhile; the next round sees what is left
+            log.info("not_voided", approval=approval.pk, verdict=refusal.verdict)
+        else:
+            ended += 1
+    return ended
 
 
 def _seen(operation: Operation, spec: ActionSpec | None, patch: Mapping[str, Any]) -> Observed:

@@ -83,7 +83,11 @@ def mark(*, limit: int = BATCH) -> bool:
         if not _alone():
             return True
         down = fence.current()
-        if down is None or not down.is_down or not down.marking or down.is_marked:
+        if down is None or not down.is_down or not down.marking:
+            return False
+        if lost_time.void_requests(down, limit=limit):
+            return True
+        if down.is_marked:
             return False
         may_go_on = Operation.objects.filter(state__in=[*OPEN, State.FAILED_TERMINAL])
         operations = _next(may_go_on, down.operations_to, down.operations_end, limit)

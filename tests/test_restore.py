@@ -1,3 +1,4 @@
+# ruff: noqa: F811 - fixtures of another file
 """What a restore leads to: what may have been sent is unknown and looked up, and a person lets dispatch go on."""
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from reconciliation import (
     watch,
 )
 from reconciliation.actors import Actor, Permission
-from reconciliation.models import Approval, JournalEntry, Limit, Operation, RestoreFence, Run, Signal, Slot
+from reconciliation.models import Approval, Job, JournalEntry, Limit, Operation, RestoreFence, Run, Signal, Slot
 from reconciliation.pressing import Answer, Verdict
 from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
 from reconciliation.states import State
@@ -47,7 +48,8 @@ from tests.database import Clock
 from tests.ledger import changes_without_audit
 from tests.scripted import AGENT, OLGA, Clerk, absent, applied, cannot_tell, found, kinds, order, row
 from tests.test_approvals import ANN, BIG, POLICY, ROOT, do, press, the
-from tests.test_sagas import settle, start
+from tests.test_sagas import DOWN, settle, start
+from tests.test_two_people import CLEO, guarded, standing, take_away  # noqa: F401 - fixtures
 
 ADA = Actor(id="person:7", kind="person", name="Ada Admin", permissions=frozenset(Permission))
 OTTO = Actor(
@@ -272,6 +274,39 @@ def test_no_consent_is_used_up_and_it_is_void_afterwards(clerk: Clerk, backup: A
     assert (the(asked.pk).state, len(clerk.calls)) == ("approved", sent)
     mark_all()
     assert (the(asked.pk).state, row(asked.pk).state) == ("superseded", State.AMBIGUOUS)
+
+
+@pytest.mark.parametrize("agreed", [False, True])
+def test_requests_about_limits_and_runs_are_void_as_well_since_the_lost_time_may_have_used_them(
+    standing: Limit, guarded: Clerk, clock: Clock, backup: Any, agreed: bool
+) -> None:
+    guarded.answers(applied("r-1"), DOWN)
+    run = start("saga")
+    sweeping.sweep()
+    do(run, "cancel", ROOT)
+    settle(clock)
+    do(run, "compensate_run", ANN)
+    take_away(standing)
+    if agreed:  # and not done yet
+        for each in Approval.objects.all():
+            transition.move_approval(each, to="approved", who=[], patch={"decided_by": CLEO.id}, fact=CLEO.fact("yes"))
+    open_ones = {each.action for each in Approval.objects.filter(state="approved" if agreed else "waiting")}
+    assert open_ones == {"compensate_run", "lift_limit"}
+    earlier = backup()
+    perform(999)
+    fence.forward()
+    earlier.bring_back()
+    fence.look()
+    assert RestoreFence.objects.get().is_down
+    mark_all()
+    assert set(Approval.objects.values_list("state", flat=True)) == {"superseded"}
+    assert release().verdict is Verdict.DONE
+    for each in Approval.objects.all():
+        assert press("approve", each, CLEO).verdict is not Verdict.DONE
+    sweeping.sweep()
+    standing.refresh_from_db()
+    assert (standing.lifted_at, Operation.objects.filter(step__startswith="undo:").count()) == (None, 0)
+    assert "Asked for" in take_away(standing).message, "who still wants it asks anew"
 
 
 def test_sending_again_with_a_second_person_is_refused(clerk: Clerk, backup: Any) -> None:
@@ -677,6 +712,18 @@ def test_a_release_by_a_clock_that_lags_behind_is_refused_since_slots_of_the_los
     assert release().verdict is Verdict.DONE
     schedules.tick()
     assert timetable.told(job) == [("03-01 10:01", "missed", "restored", 1)]
+    assert not Run.objects.exists()
+
+
+def test_a_job_whose_zone_is_unknown_here_keeps_no_ledger_from_its_release(
+    clerk: Clerk, clock: Clock, backup: Any, timed: Any
+) -> None:
+    lost = timetable.job(at=at(1, 10, 0, 30), clock=clock)
+    Job.objects.update(zone="Mars/Base")
+    earlier = backup()
+    clock.set(at(1, 10, 30, 40))
+    restored(earlier)
+    assert timetable.told(lost) == [("03-01 10:01", "missed", "restored", 1)]
     assert not Run.objects.exists()
 
 
