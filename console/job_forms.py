@@ -12,7 +12,7 @@ from django.core import signing
 from django.utils.crypto import salted_hmac
 
 from console.forms import LONGEST_REASON
-from reconciliation import jobs, occurrences, wording
+from reconciliation import job_wording, jobs, occurrences
 from reconciliation.jobs import Terms
 
 
@@ -63,14 +63,14 @@ class JobForm(forms.Form):
         label="Input",
         widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false", "class": "mono"}),
     )
-    missed = forms.ChoiceField(label="If starts were missed", choices=tuple(wording.MISSED_POLICIES.items()))
+    missed = forms.ChoiceField(label="If starts were missed", choices=tuple(job_wording.MISSED_POLICIES.items()))
     repeats_accepted = forms.BooleanField(
         required=False,
         label="Run every missed start although an action has no key",
         help_text="Without a key that the provider remembers, each run acts once more. Another person must agree.",
     )
     max_catch_up = LengthField(label="Catch up on the last", help_text="Older missed starts are never run.")
-    overlap = forms.ChoiceField(label="If one still goes on", choices=tuple(wording.OVERLAP_POLICIES.items()))
+    overlap = forms.ChoiceField(label="If one still goes on", choices=tuple(job_wording.OVERLAP_POLICIES.items()))
     start_deadline = LengthField(label="Start at most so late", help_text="A later start is not made.")
     max_run_time = LengthField(label="Longest run", help_text="A run beyond this waits for a person.")
     reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True, label="Reason, for the audit log")

@@ -14,7 +14,7 @@ from django.db.models import Count, Exists, Min, OuterRef, QuerySet, Sum
 from audit.models import Entry
 from console.ledger import spec_of
 from console.stories import decided_moment
-from reconciliation import choosing, registry, run_deeds, sealing, wording
+from reconciliation import case_wording, choosing, registry, run_deeds, run_wording, sealing, wording
 from reconciliation.compensation import is_stuck, may_start, waits_for_consent
 from reconciliation.leases import HANDLER, LOCK
 from reconciliation.models import Chosen, JournalEntry, Operation, Run
@@ -196,7 +196,7 @@ def _of_operation(
     view: UndoView | None = None,
 ) -> StepView:
     label = wording.state_label(operation.state, escalated=operation.escalated_at is not None)
-    headline = wording.headline(operation, spec_of(operation))
+    headline = case_wording.headline(operation, spec_of(operation))
     view = view or (_undo_operation(undo) if undo else None)
     return StepView(operation.step, label, _note(operation, label), pivot, operation, headline, after, view)
 
@@ -464,7 +464,7 @@ def _said(operation: Operation | None) -> str:
         return ""
     refusals = JournalEntry.objects.filter(operation=operation, kind="not_applied")
     newest = refusals.order_by("-id").first()
-    return str(wording.facts(newest).get("excerpt") or "") if newest else ""
+    return str(case_wording.facts(newest).get("excerpt") or "") if newest else ""
 
 
 def _followers(progress: Progress, name: str) -> tuple[str, ...]:
@@ -485,7 +485,7 @@ def _lock_of_others(run: Run) -> list[Obstacle]:
 def _no_handler(run: Run) -> list[Obstacle]:
     if not run.waiting_for.startswith(HANDLER):
         return []
-    text = f"A worker left it to another one: {wording.lacking(run)}."
+    text = f"A worker left it to another one: {run_wording.lacking(run)}."
     return [Obstacle(text, help="Once a worker has it, the run goes on by itself", again=run.due_at)]
 
 
@@ -540,15 +540,17 @@ def told(run: Run, *, with_names: bool) -> Told | None:
 
 def _on_a_word(run: Run, *, with_names: bool) -> list[tuple[Operation, str]]:
     operations = Operation.objects.filter(run=run, basis=Basis.ASSERTED).order_by("id")
-    return [(each, _word(each, with_names)) for each in operations if wording.rests_on_a_word(each)]
+    return [(each, _word(each, with_names)) for each in operations if run_wording.rests_on_a_word(each)]
 
 
 def _word(operation: Operation, with_names: bool) -> str:
     who = _who_settled(operation) if with_names else ""
     ended = "applied" if operation.state == State.SUCCEEDED else "not applied"
     finding = JournalEntry.objects.filter(operation=operation, kind="finding").order_by("-id").first()
-    data = wording.facts(finding) if finding and operation.sighted else {}
-    seen = wording.shown_amount(operation, spec_of(operation), data) or ("something of it" if operation.sighted else "")
+    data = case_wording.facts(finding) if finding and operation.sighted else {}
+    seen = case_wording.shown_amount(operation, spec_of(operation), data) or (
+        "something of it" if operation.sighted else ""
+    )
     return f"on {who or 'a person'}'s word {ended}{f'; the provider showed {seen}' if seen else ''}"
 
 

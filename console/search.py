@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import Q
 from django.urls import reverse
 
-from reconciliation import registry, wording
+from reconciliation import case_wording, registry
 from reconciliation.models import JournalEntry, Operation, Run
 from reconciliation.providers.base import Json
 
@@ -59,7 +59,7 @@ def _sighted(own: Any, text: str) -> list[Operation]:
     marked = own.filter(escalated_at__isnull=False, escalation_reason__in=SIGHTED).order_by("-id")
     known = {operation.pk: operation for operation in marked[:LOOKED_THROUGH]}
     findings = JournalEntry.objects.filter(operation__in=list(known), kind="finding", data__contains=json.dumps(text))
-    seen = {entry.operation_id for entry in findings if _names(wording.facts(entry), text)}
+    seen = {entry.operation_id for entry in findings if _names(case_wording.facts(entry), text)}
     return [operation for pk, operation in known.items() if pk in seen][:MOST]
 
 

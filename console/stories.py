@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from audit.models import Entry
-from reconciliation import wording
+from reconciliation import case_wording, wording
 from reconciliation.models import Approval, JournalEntry, Operation, Run
 
 SIZE = 40
@@ -107,8 +107,8 @@ def _cut(moments: list[Moment]) -> Story:
 
 
 def _observed(entry: JournalEntry) -> Moment:
-    glyph, text = wording.observed(entry)
-    return Moment(at=entry.at, glyph=glyph, text=text, excerpt=str(wording.facts(entry).get("excerpt") or ""))
+    glyph, text = case_wording.observed(entry)
+    return Moment(at=entry.at, glyph=glyph, text=text, excerpt=str(case_wording.facts(entry).get("excerpt") or ""))
 
 
 def deed_of(entry: Entry, moment: Moment) -> str:

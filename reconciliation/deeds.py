@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 from . import holds, intents, reconciler, retrying, runs, transition
 from .actors import Actor
+from .case_wording import is_local
 from .models import JournalEntry, Operation, Run
 from .providers.base import ActionSpec, Verdict
 from .states import RUN_TERMINAL, Basis, Kind, RunState, State
-from .wording import FINDINGS, duration, is_local, sentence, state_label
+from .wording import FINDINGS, duration, sentence, state_label
 
 
 class NotAllowed(Exception):

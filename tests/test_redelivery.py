@@ -9,7 +9,7 @@ import pytest
 from django.db import connections
 
 from console import checks
-from reconciliation import executor, wording
+from reconciliation import case_wording, executor
 from reconciliation.models import JournalEntry, Operation
 from tests.processes import wait_until
 from tests.scripted import AGENT, applied, order
@@ -49,7 +49,7 @@ def test_a_second_delivery_of_a_running_operation_is_refused_and_seen(clerk: Any
         worker.join()
     assert again.disposition == "in_progress"
     refused = JournalEntry.objects.get(kind="delivery_refused")
-    assert "in progress" in wording.observed(refused)[1]
+    assert "in progress" in case_wording.observed(refused)[1]
     operation = Operation.objects.get()
     assert (operation.state, operation.attempts) == ("succeeded", 1)
     assert clerk.effects == [operation.key]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from console.templatetags.words import seen, seen_plain
-from reconciliation import wording
+from reconciliation import case_wording, wording
 from reconciliation.models import JournalEntry, Operation
 from reconciliation.providers.base import ActionSpec, Repeat
 from reconciliation.states import RunState, State
@@ -80,24 +80,24 @@ def test_durations_are_rounded_down_to_two_units(seconds, written):
 
 
 def test_the_headline_is_one_sentence_from_the_data():
-    assert wording.headline(operation(), SPEC) == "Refund 42.00 USD for order 1002"
+    assert case_wording.headline(operation(), SPEC) == "Refund 42.00 USD for order 1002"
 
 
 def test_a_hidden_field_leaves_its_name_in_the_headline():
     bare = operation(request_shown="{}", amount_minor=None)
-    assert wording.headline(bare, SPEC) == "Refund (amount hidden) for order (order hidden)"
+    assert case_wording.headline(bare, SPEC) == "Refund (amount hidden) for order (order hidden)"
 
 
 def test_without_a_spec_the_headline_is_plain():
-    assert wording.headline(operation(), None) == "pay refund.create 42.00 USD for 1002"
+    assert case_wording.headline(operation(), None) == "pay refund.create 42.00 USD for 1002"
 
 
 def test_an_undo_says_what_it_undoes():
-    assert wording.headline(operation(step="undo:create_label"), SPEC).endswith("(undo of create_label)")
+    assert case_wording.headline(operation(step="undo:create_label"), SPEC).endswith("(undo of create_label)")
 
 
 def test_the_lede_tells_what_happened_in_order():
-    told = wording.lede(
+    told = case_wording.lede(
         operation(
             escalated_at=NOW,
             escalation_reason="no_conclusive_answer",
@@ -114,7 +114,7 @@ def test_the_lede_tells_what_happened_in_order():
 
 def test_an_answered_second_attempt_is_not_said_to_have_none():
     columns = {"attempts": 2, "unknown_attempts": [1], "look_ups": 4, "state": "succeeded", "basis": "receipt"}
-    told = wording.lede(operation(**columns), [entry("finding", 1, verdict="absent")], clock=at)
+    told = case_wording.lede(operation(**columns), [entry("finding", 1, verdict="absent")], clock=at)
     assert "no answer to attempt 1." in told
     assert "Looked up 4 times since attempt 1, the last time: nothing there." in told
     assert "since the last attempt" not in told
@@ -123,16 +123,16 @@ def test_an_answered_second_attempt_is_not_said_to_have_none():
 @pytest.mark.parametrize("look_ups", [0, 1, 3])
 def test_the_list_and_the_case_count_look_ups_alike(look_ups):
     seen, case = [entry("finding", 1, verdict="cannot_tell")], operation(look_ups=look_ups, attempts=2)
-    _, listed, _ = wording.known(case, seen, None, now=NOW)
-    counted = re.search("looked up (.*?)(?:, the last time)?:", wording.lede(case, seen, clock=at), re.IGNORECASE)
+    _, listed, _ = case_wording.known(case, seen, None, now=NOW)
+    counted = re.search("looked up (.*?)(?:, the last time)?:", case_wording.lede(case, seen, clock=at), re.IGNORECASE)
     assert counted
     assert f"looked up {counted[1]}: cannot tell" in listed
 
 
 def test_what_was_never_sent_is_said_to_be_so():
     fresh = operation(state="ready", attempts=0, unknown_attempts=[], first_sent_at=None, last_sent_at=None)
-    assert wording.lede(fresh, [], clock=at) == "Recorded; nothing was ever sent."
-    assert wording.dispatch(fresh).code == "never_sent"
+    assert case_wording.lede(fresh, [], clock=at) == "Recorded; nothing was ever sent."
+    assert case_wording.dispatch(fresh).code == "never_sent"
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,11 @@ def test_what_was_never_sent_is_said_to_be_so():
     ],
 )
 def test_the_dispatch_verdict(columns, entries, code):
-    assert wording.dispatch(operation(**columns), entries).code == code
+    assert case_wording.dispatch(operation(**columns), entries).code == code
 
 
 def test_a_rejection_of_attempt_two_never_reads_as_not_applied():
-    told = wording.dispatch(
+    told = case_wording.dispatch(
         operation(attempts=2), [entry("no_answer"), entry("not_applied", 2, error_class="rejected")]
     )
     assert told.title == "Sent, no answer"
@@ -173,16 +173,16 @@ def test_a_rejection_of_attempt_two_never_reads_as_not_applied():
     ],
 )
 def test_how_long_the_same_key_is_safe(columns, says):
-    assert wording.same_key(operation(**columns), SPEC, now=NOW) == says
+    assert case_wording.same_key(operation(**columns), SPEC, now=NOW) == says
 
 
 def test_what_may_be_done_twice_needs_no_key():
     natural = ActionSpec(repeat=Repeat.NATURAL)
-    assert wording.same_key(operation(same_key_until=None), natural, now=NOW) == "safe: twice is once"
+    assert case_wording.same_key(operation(same_key_until=None), natural, now=NOW) == "safe: twice is once"
 
 
 def test_asked_and_found_are_compared_field_by_field():
-    rows = wording.comparison(
+    rows = case_wording.comparison(
         operation(),
         SPEC,
         hidden=("card",),
@@ -199,7 +199,7 @@ def test_asked_and_found_are_compared_field_by_field():
 
 
 def test_where_nothing_was_seen_nothing_is_said_to_be_the_same():
-    rows = wording.comparison(operation(), SPEC, hidden=(), seen=None, judged={"order": "equal"})
+    rows = case_wording.comparison(operation(), SPEC, hidden=(), seen=None, judged={"order": "equal"})
     assert {row.same for row in rows} == {None}
 
 
@@ -225,7 +225,7 @@ def test_some_words_are_never_used():
     from pathlib import Path
 
     root = Path(wording.__file__).resolve().parent.parent
-    texts = [Path(wording.__file__), *root.glob("templates/**/*.html"), *root.glob("console/**/*.py")]
+    texts = [*root.glob("reconciliation/*wording.py"), *root.glob("templates/**/*.html"), *root.glob("console/**/*.py")]
     for path in texts:
         words = path.read_text().lower()
         assert "successfully" not in words, path
@@ -234,32 +234,32 @@ def test_some_words_are_never_used():
 
 
 def test_journal_entries_are_told_in_sentences():
-    assert wording.observed(entry("finding", verdict="found", source="by_key", provider_operation_id="re_1"))[1] == (
-        "Look-up by key: found (re_1)."
-    )
-    assert wording.observed(entry("no_answer", error_class="unknown", sentence="connection reset"))[1] == (
+    assert case_wording.observed(entry("finding", verdict="found", source="by_key", provider_operation_id="re_1"))[
+        1
+    ] == ("Look-up by key: found (re_1).")
+    assert case_wording.observed(entry("no_answer", error_class="unknown", sentence="connection reset"))[1] == (
         "Attempt 1: no answer that proves anything (no answer). Connection reset."
     )
-    assert wording.observed(entry("something_new"))[1] == "Something new."
+    assert case_wording.observed(entry("something_new"))[1] == "Something new."
 
 
 @pytest.mark.parametrize("code", [*HELD_BACK, "limited"])
 def test_what_held_a_claim_back_is_told_in_a_sentence_of_its_own(code):
-    told = wording.observed(entry("held_back", code=code))[1]
+    told = case_wording.observed(entry("held_back", code=code))[1]
     assert re.fullmatch(r"A claim was held back\. [A-Z][^.]*\.", told), told
 
 
 def test_what_a_restored_ledger_has_forgotten_is_not_said_to_have_been_sent():
     forgotten = [entry("restored", was="ready")]
-    assert wording.lede(operation(), forgotten, clock=at).startswith(
+    assert case_wording.lede(operation(), forgotten, clock=at).startswith(
         "No send is on record; it may have been sent in the time that this ledger has lost."
     )
-    assert wording.dispatch(operation(), forgotten).title == "May have been sent"
-    assert wording.known(operation(), forgotten, None, now=NOW)[0] == "May have been sent"
+    assert case_wording.dispatch(operation(), forgotten).title == "May have been sent"
+    assert case_wording.known(operation(), forgotten, None, now=NOW)[0] == "May have been sent"
 
 
 def test_the_timeline_says_once_that_the_ledger_was_restored():
-    seen = wording.observed(entry("restored", was="ready"))[1]
+    seen = case_wording.observed(entry("restored", was="ready"))[1]
     assert (seen, wording.reason("restored")) == (
         "Attempt 1 may have been sent in the time that this ledger has lost.",
         "the ledger was restored from a backup",
@@ -269,16 +269,16 @@ def test_the_timeline_says_once_that_the_ledger_was_restored():
 def test_what_was_sent_before_a_restore_stays_said():
     again, second = operation(attempts=2, unknown_attempts=[1, 2]), entry("restored", was="ambiguous")
     second.attempt = 2
-    assert wording.lede(again, [second], clock=at).startswith(
+    assert case_wording.lede(again, [second], clock=at).startswith(
         "Sent at 14:03:00, and perhaps again in the time that this ledger has lost."
     )
-    assert wording.dispatch(again, [second]).title == "Sent, no answer"
+    assert case_wording.dispatch(again, [second]).title == "Sent, no answer"
 
 
 def test_a_broken_journal_entry_breaks_no_page():
     broken = JournalEntry(kind="finding", data="{not json", at=NOW)
-    assert wording.facts(broken) == {}
-    assert wording.observed(broken)[1].startswith("Look-up")
+    assert case_wording.facts(broken) == {}
+    assert case_wording.observed(broken)[1].startswith("Look-up")
 
 
 # Characters that lie

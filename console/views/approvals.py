@@ -21,7 +21,7 @@ from console import access, live, pressing
 from console.ledger import spec_of
 from console.live import signed_in
 from console.stories import Moment, decided_moment
-from reconciliation import agreed, consent, keyless, sealing, second_person, wording
+from reconciliation import agreed, case_wording, consent, job_wording, keyless, sealing, second_person, wording
 from reconciliation.actions import Actor, Permission
 from reconciliation.models import Approval, Operation, Run
 from reconciliation.states import APPROVAL_OPEN, ApprovalState
@@ -193,7 +193,7 @@ ASKED = {
 
 def _about(approval: Approval) -> str:
     if approval.operation is not None:
-        return wording.headline(approval.operation, spec_of(approval.operation))
+        return case_wording.headline(approval.operation, spec_of(approval.operation))
     if approval.limit is not None:
         told = wording.limit(approval.limit)
         return f"{told.place}, {told.what}"
@@ -304,8 +304,8 @@ def _facts(found: Approval, actor: Actor) -> dict[str, Any]:
 
 
 def _sent(operation: Operation) -> list[Sent]:
-    spec, shown = spec_of(operation), wording.shown_request(operation)
-    rows = [Sent(name, wording.field(name, value, spec, shown)) for name, value in shown.items()]
+    spec, shown = spec_of(operation), case_wording.shown_request(operation)
+    rows = [Sent(name, case_wording.field(name, value, spec, shown)) for name, value in shown.items()]
     try:
         hidden = sealing.hidden_names(operation.request_sealed)
     except sealing.CannotOpen:
@@ -325,8 +325,8 @@ def _change(found: Approval) -> tuple[str, str, str, str] | None:
     if found.job is not None:
         steps = ", ".join(keyless.steps(found.job.workflow)) or "no step"
         follows = f"Each missed start acts once more: no provider remembers a key for {steps}."
-        now_run = wording.MISSED_POLICIES.get(found.job.missed, found.job.missed)
-        return "Missed starts", now_run, wording.MISSED_POLICIES["run_all"], follows
+        now_run = job_wording.MISSED_POLICIES.get(found.job.missed, found.job.missed)
+        return "Missed starts", now_run, job_wording.MISSED_POLICIES["run_all"], follows
     return None
 
 
@@ -343,8 +343,8 @@ def _rests(found: Approval) -> list[Rests]:
 def _shown(approval: Approval) -> dict[str, str]:
     shown = json.loads(approval.seen_shown) if approval.seen_shown else {}
     about = approval.operation
-    spec, request = (spec_of(about), wording.shown_request(about)) if about else (None, {})
-    told = {name: wording.field(name, value, spec, request) for name, value in shown.items()}
+    spec, request = (spec_of(about), case_wording.shown_request(about)) if about else (None, {})
+    told = {name: case_wording.field(name, value, spec, request) for name, value in shown.items()}
     if approval.seen_sealed:
         told["other fields"] = "hidden; compared before sending"
     return told
@@ -360,7 +360,7 @@ def _others(found: Approval) -> list[tuple[Operation, str, wording.Label, bool]]
     same = Operation.objects.filter(tenant=operation.tenant, business_object=operation.business_object)
     rows = list(same.exclude(pk=operation.pk).order_by("-id")[:8])
     since = _changed_since(found, rows)
-    return [(row, wording.headline(row, spec_of(row)), _label(row), row.pk in since) for row in rows]
+    return [(row, case_wording.headline(row, spec_of(row)), _label(row), row.pk in since) for row in rows]
 
 
 def _changed_since(found: Approval, rows: Iterable[Operation]) -> set[int]:
@@ -395,7 +395,7 @@ def _touch(operation: Operation, part: str, *, changed: bool) -> Touched:
     counted = operation.amount_minor is not None
     return Touched(
         operation=operation,
-        title=wording.headline(operation, spec_of(operation)),
+        title=case_wording.headline(operation, spec_of(operation)),
         part=part,
         amount=wording.money(operation.amount_minor or 0, operation.currency) if counted else "",
         label=_label(operation),

@@ -18,7 +18,7 @@ from console.sagas import run_steps
 from console.stories import story
 from console.templatetags.words import clock
 from console.views import approvals
-from reconciliation import limits, sealing, wording
+from reconciliation import case_wording, limits, sealing, wording
 from reconciliation.actions import Actor, Permission
 from reconciliation.models import JournalEntry, Operation
 from reconciliation.providers.base import ActionSpec, Json
@@ -57,17 +57,17 @@ def _facts(request: HttpRequest, operation: Operation, actor: Actor) -> dict[str
         "now": now,
         "label": wording.state_label(operation.state, escalated=operation.escalated_at is not None),
         "word": wording.state_label(operation.state),
-        "headline": wording.headline(operation, spec),
-        "lede": wording.lede(operation, entries, clock=clock, spec=spec),
-        "local": wording.is_local(spec),
-        "dispatch": wording.dispatch(operation, entries, spec),
+        "headline": case_wording.headline(operation, spec),
+        "lede": case_wording.lede(operation, entries, clock=clock, spec=spec),
+        "local": case_wording.is_local(spec),
+        "dispatch": case_wording.dispatch(operation, entries, spec),
         "held": limits.holding(operation),
         "asked": approvals.standing(operation),
         "steps": run_steps(operation.run) if operation.run else [],
         "run_label": _run_label(operation),
         "undos": list(operation.undos.order_by("id")),
         "evidence": _evidence(operation, spec, evidence),
-        "deadlines": [_Deadline(each, now) for each in wording.deadlines(operation, spec)],
+        "deadlines": [_Deadline(each, now) for each in case_wording.deadlines(operation, spec)],
         "story": story_page,
         "may_read_audit": may_read,
         "panel": pressing.panel(operation, actor=actor),
@@ -86,7 +86,7 @@ def _run_label(operation: Operation) -> wording.Label | None:
 class _Deadline:
     """A deadline and how far it is."""
 
-    told: wording.Deadline
+    told: case_wording.Deadline
     now: datetime
 
     @property
@@ -103,7 +103,7 @@ class _Deadline:
 class Evidence:
     """Asked and found, and where the finding comes from."""
 
-    rows: list[wording.Compared]
+    rows: list[case_wording.Compared]
     entry: JournalEntry | None
     verdict: str
     source: str
@@ -114,10 +114,10 @@ class Evidence:
 
 
 def _evidence(operation: Operation, spec: ActionSpec | None, entry: JournalEntry | None) -> Evidence:
-    data = wording.facts(entry) if entry else {}
+    data = case_wording.facts(entry) if entry else {}
     seen = data.get("observed")
     candidates = [each for each in data.get("candidates") or [] if isinstance(each, dict)]
-    rows = wording.comparison(
+    rows = case_wording.comparison(
         operation,
         spec,
         hidden=_hidden(operation),

@@ -18,7 +18,7 @@ from console import access, keyset, live, sagas, search
 from console.chips import Chip, worth_showing
 from console.ledger import spec_of
 from console.live import signed_in
-from reconciliation import publishing, registry, wording
+from reconciliation import case_wording, publishing, registry, run_wording, wording
 from reconciliation.actions import Permission
 from reconciliation.models import JournalEntry, Operation
 from reconciliation.states import State
@@ -159,7 +159,7 @@ def _stopped(
         return None
     rows = stopped.rows.filter(**{OF_RUNS[name]: value for name, value in chosen.items() if name in OF_RUNS})
     found = list(rows.order_by("id")[: RUNS_SHOWN + 1])
-    shown = [(run, wording.run_stands(run, now=now)) for run in found[:RUNS_SHOWN]]
+    shown = [(run, run_wording.run_stands(run, now=now)) for run in found[:RUNS_SHOWN]]
     return {"rows": shown, "more": len(found) > RUNS_SHOWN} if shown else None
 
 
@@ -233,16 +233,16 @@ def _newest_entries(operations: list[Operation]) -> dict[int, list[JournalEntry]
 
 def _row(operation: Operation, entries: list[JournalEntry], *, now: datetime) -> Row:
     spec = spec_of(operation)
-    known, detail, differs = wording.known(operation, entries, spec, now=now)
+    known, detail, differs = case_wording.known(operation, entries, spec, now=now)
     return Row(
         operation=operation,
         label=wording.state_label(operation.state, escalated=operation.escalated_at is not None),
-        headline=wording.headline(operation, spec),
+        headline=case_wording.headline(operation, spec),
         known=known,
         detail=detail,
         differs=differs,
-        same_key=wording.same_key(operation, spec, now=now),
-        share=wording.share_left(operation, now=now),
+        same_key=case_wording.same_key(operation, spec, now=now),
+        share=case_wording.share_left(operation, now=now),
         age=now - (operation.first_sent_at or operation.created_at),
     )
 

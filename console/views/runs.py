@@ -15,7 +15,7 @@ from console.live import signed_in
 from console.stories import story
 from console.views import approvals
 from console.views.cases import moment_of
-from reconciliation import registry, wording
+from reconciliation import registry, run_wording, wording
 from reconciliation.actions import Actor, Permission
 from reconciliation.models import Run
 from reconciliation.states import RUN_TERMINAL, RunState
@@ -63,7 +63,7 @@ def runs(request: HttpRequest) -> HttpResponse:
         "chosen": chosen,
         "chips": [] if sought else _chips(page.rows, chosen, tenants),
         "page": page,
-        "rows": [(run, _label(run), wording.run_stands(run, now=now)) for run in page.rows],
+        "rows": [(run, _label(run), run_wording.run_stands(run, now=now)) for run in page.rows],
         "declared": sagas.declared(),
         "tenants": tenants,
         "section": "runs",
@@ -139,7 +139,7 @@ def _facts(request: HttpRequest, run: Run, actor: Actor) -> dict[str, Any]:
         "told": sagas.told(run, with_names=may_read),
         "asked": approvals.standing(run),
         "limits": sagas.limits(run, now=now),
-        "lede": wording.run_lede(run, drawn.operations),
+        "lede": run_wording.run_lede(run, drawn.operations),
         "story": story(moment_of(request), run=run, with_audit=may_read),
         "may_read_audit": may_read,
         "panel": pressing.panel(run, actor=actor),

@@ -21,7 +21,7 @@ from console.job_forms import JobForm, NewJobForm, RunNowForm
 from console.live import signed_in
 from console.stories import Moment, decided_moment
 from console.views import approvals, errors
-from reconciliation import jobs, occurrences, registry, slots, wording
+from reconciliation import job_wording, jobs, occurrences, registry, slots, wording
 from reconciliation import schedules as ledger
 from reconciliation.actions import Actor, Answer, Permission, Verdict
 from reconciliation.models import Job, Slot
@@ -101,7 +101,7 @@ def _line(slot: Slot) -> Line:
         label = wording.run_label(slot.run.state, escalated=slot.run.escalated_at is not None)
     else:
         label = wording.slot_label(slot.state)
-    return Line(slot, label, wording.slot_story(slot))
+    return Line(slot, label, job_wording.slot_story(slot))
 
 
 @signed_in
@@ -128,7 +128,7 @@ def _facts(request: HttpRequest, job: Job, actor: Actor) -> dict[str, Any]:
         "coming": _coming(job, now) if not request.GET.get("after") else [],
         "page": page,
         "lines": [_line(slot) for slot in page.rows],
-        "terms": wording.job_terms(job),
+        "terms": job_wording.job_terms(job),
         "never": sagas.never(job.workflow),
         "asked": list(Slot.objects.filter(job=job, state=SlotState.ASKED).order_by("scheduled_for")[:3]),
         "fillable": fillable,
@@ -226,7 +226,7 @@ def _form(request: HttpRequest, form: Form, *, job: Job | None, status: int = 20
         "section": "schedules",
         "zones": sorted(available_timezones()),
         "shown": job.input_shown if job else "",
-        "hidden": wording.hidden_input(job) if job else (),
+        "hidden": job_wording.hidden_input(job) if job else (),
         "job_zone": form["zone"].value(),
         "never": sagas.never(form["workflow"].value() or ""),
     }
