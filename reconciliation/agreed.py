@@ -142,7 +142,9 @@ def _new_intent(approval: Approval, actor: Actor) -> str:
         return "Looked up first, and that told more: no new intent was made. Read the case anew."
     try:
         with atomic(using=transition.ALIAS):
-            made = intents.next_version(operation, actor=actor, reason=approval.reason, use=use(approval, operation))
+            made = intents.next_version(
+                operation, actor=actor, reason=approval.reason, use=use(approval, operation), never=approval.forbidden
+            )
             deeds.let_run_go_on(operation, actor, approval.reason)
     except intents.NoIntent as refusal:
         raise NotAllowed(str(refusal)) from refusal

@@ -154,13 +154,13 @@ def again(last: Approval, *, stored: str, seen: tuple[str, str]) -> Json:
     return {**asked, "forbidden": last.forbidden}
 
 
-def anew(operation: Operation, *, actor: Actor) -> Json:
-    """The request for consent to a new intent with the same request: who makes it may not approve it either."""
+def anew(operation: Operation, *, requester: str, never: Iterable[str]) -> Json:
+    """The request for consent to a new intent with the same request: who asks for it may not approve it either."""
     last, provider = newest(operation), registry.provider(operation.provider)
     assert last is not None
     shown = registry.spec(operation.provider, operation.action).shown
     asked = again(last, stored=operation.consent, seen=kept(look(provider, call_of(operation)), shown))
-    return {**asked, "requested_by": actor.id, "forbidden": sorted({*last.forbidden, *names(actor)})}
+    return {**asked, "requested_by": requester, "forbidden": sorted({*last.forbidden, *never})}
 
 
 def ask_again(operation: Operation, *, actor: Actor) -> None:

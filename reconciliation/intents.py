@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -56,12 +56,15 @@ def _readings(text: str) -> Iterator[str | int | bool]:
         yield text == "True"
 
 
-def next_version(operation: Operation, *, actor: Actor, reason: str, use: Mapping[str, Any] | None = None) -> Operation:
+def next_version(
+    operation: Operation, *, actor: Actor, reason: str, use: Mapping[str, Any] | None = None, never: Sequence[str] = ()
+) -> Operation:
     """Record the same request as a new intent, due now.
 
     `use` names the approval by which a second person accepts that what only a person's word calls not applied may be
-    done twice; the birth uses it up. Raises NoIntent where that is not all there any more, and OlderVersionOpen where
-    the old one is unknown.
+    done twice; the birth uses it up. Who asked for that is who asked for the new intent; with `never`, every name of
+    theirs, they may not agree to it where it needs a consent of its own. Raises NoIntent where that is not all there
+    any more, and OlderVersionOpen where the old one is unknown.
     """
     if operation.shredded_at is not None:
         raise NoIntent(transition.Shredded.sentence)
@@ -72,7 +75,7 @@ def next_version(operation: Operation, *, actor: Actor, reason: str, use: Mappin
         provider=operation.provider,
         action=operation.action,
         request=operation.request,
-        requested_by=actor.id,
+        requested_by=use["asked_by"] if use else actor.id,
         on_behalf_of=operation.on_behalf_of,
         retry=RetryPolicy.read(operation.retry_policy, spec) if operation.retry_policy else None,
         owners=tuple(operation.owners),
@@ -90,7 +93,9 @@ def next_version(operation: Operation, *, actor: Actor, reason: str, use: Mappin
         },
         after={} if asks else {"due_at": 0},
         observed=[],
-        ask=consent.anew(operation, actor=actor) if asks else None,
+        ask=consent.anew(operation, requester=intent.requested_by, never=never or consent.names(actor))
+        if asks
+        else None,
         fact=actor.fact("new_intent", reason=reason, after=operation.pk, **consent.both(use)),
     )  # fmt: skip
     if moved is None:

@@ -834,6 +834,21 @@ def test_after_a_bare_word_a_new_intent_is_made_when_another_person_accepts_a_du
     assert changes_without_audit(superuser_connection) == []
 
 
+def test_whoever_asks_for_a_new_intent_after_a_bare_word_does_not_agree_to_its_action_either(waiting_run, clerk):
+    waiting_run()
+    press("approve", Approval.objects.get(), CLEO)
+    clerk.answers(OutcomeUnknown("no answer"))
+    sweeping.sweep()
+    refund = Operation.objects.get(step="refund")
+    do(refund, "resolve_not_applied", ROOT)
+    do(refund, "new_intent", ROOT)
+    assert press("approve", the(refund.pk, "new_intent"), ALL).verdict is Verdict.DONE
+    later = Operation.objects.get(step="refund", intent_version=2)
+    assert (later.state, later.requested_by) == (State.AWAITING_APPROVAL, ROOT.id)
+    assert press("approve", the(later.pk), replace(ROOT, permissions=ALL.permissions)).verdict is Verdict.REFUSED
+    assert press("approve", the(later.pk), CLEO).verdict is Verdict.DONE
+
+
 def test_the_database_itself_refuses_a_new_intent_after_a_bare_word_without_that_consent(clerk):
     case = called_not_applied(clerk)
     with pytest.raises(transition.OlderVersionOpen):
