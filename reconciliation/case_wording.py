@@ -19,8 +19,12 @@ Clock = Callable[[datetime], str]  # how the reader writes a time
 
 def facts(entry: JournalEntry) -> Json:
     """The shown fields of a journal entry; empty where they are no JSON object."""
+    return _object(entry.data)
+
+
+def _object(text: str) -> Json:
     try:
-        value = json.loads(entry.data or "{}")
+        value = json.loads(text or "{}")
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
@@ -35,11 +39,7 @@ class _Gaps(dict[str, str]):
 
 def shown_request(operation: Operation) -> Json:
     """The fields of the request that may be seen."""
-    try:
-        value = json.loads(operation.request_shown or "{}")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return _object(operation.request_shown)
 
 
 def headline(operation: Operation, spec: ActionSpec | None) -> str:
