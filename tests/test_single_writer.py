@@ -1,9 +1,11 @@
 """Nothing but transition.py writes a state or mark, and nothing else can."""
 
+import re
+
 import pytest
 from django.db import ProgrammingError, connection, transaction
 
-from reconciliation import actions, deeds, reconciler, retrying, sweeping, transition
+from reconciliation import actions, deeds, reconciler, retrying, schema, sweeping, transition
 from reconciliation.executor import perform
 from reconciliation.providers.base import OutcomeUnknown
 from reconciliation.states import State
@@ -26,6 +28,15 @@ def test_no_other_file_writes_the_ledger():
     ours = wrong.pop("reconciliation/outbox.py")
     assert {what.partition(": ")[2].split()[-1] for what in ours} == {"reconciliation_message"}
     assert not wrong
+
+
+def test_a_function_that_no_code_calls_is_closed_to_the_application():
+    """Each is a step of others, under checks and locks that those have taken before."""
+    text = "".join(path.read_text() for path in schema.SQL.glob("*.sql"))
+    named = set(re.findall(r"CREATE OR REPLACE FUNCTION ((?:ledger|fence)_\w+)", text))
+    code = "".join(path.read_text() for path in source.files(*source.SHIPPED) if path.name != "schema.py")
+    called = {*re.findall(r"\w+", code), "ledger_prune_operation", "ledger_prune_run"}  # named by the kind of subject
+    assert named - called == set(schema.INTERNAL)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,15 @@
 -- Stop switches, limits and the guard against mass triggering. Claims read them under their own transaction.
 -- Locks: a claim takes the limits that count in order of id, then its object's ceiling, after its operation's row.
 
+-- Whether a limit or a stop switch is in force for such a call; an empty name stands for every one.
+CREATE OR REPLACE FUNCTION ledger_covers(
+    p_limit reconciliation_limit, p_tenant text, p_provider text, p_action text, p_workflow text, p_currency text
+) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT p_limit.lifted_at IS NULL AND p_limit.tenant IN ('', p_tenant) AND p_limit.provider IN ('', p_provider)
+       AND p_limit.action IN ('', p_action) AND p_limit.workflow_type IN ('', p_workflow)
+       AND upper(p_limit.currency) IN ('', p_currency);
+$$;
+
 -- What holds this claim back, or code NULL. Where nothing does, the windows that it counts in are told of it.
 CREATE OR REPLACE FUNCTION ledger_limited(
     p_op reconciliation_operation, p_attempt int, OUT limit_id bigint, OUT code text, OUT wait numeric
@@ -14,9 +23,7 @@ DECLARE
 BEGIN
     FOR v_limit IN
         SELECT * FROM reconciliation_limit l
-         WHERE l.lifted_at IS NULL AND l.tenant IN ('', p_op.tenant) AND l.provider IN ('', p_op.provider)
-           AND l.action IN ('', p_op.action) AND l.workflow_type IN ('', p_op.workflow_type)
-           AND upper(l.currency) IN ('', p_op.currency)
+         WHERE ledger_covers(l, p_op.tenant, p_op.provider, p_op.action, p_op.workflow_type, p_op.currency)
          ORDER BY l.kind NOT IN ('restored', 'replay'), l.kind <> 'stop', l.id
     LOOP
         limit_id := v_limit.id;

@@ -192,14 +192,12 @@ BEGIN
 END $$;
 
 -- What would hold a claim of this operation back whatever else is in flight, or NULL; for one that has ended, a claim of
--- a new one in its place, which is shown to be new. p_provider, p_action: of another call than its own. What a limit covers
--- is told as in ledger_limited.
+-- a new one in its place, which is shown to be new. p_provider, p_action: of another call than its own.
 CREATE OR REPLACE FUNCTION fence_in_the_way(p_id bigint, p_provider text, p_action text)
 RETURNS text LANGUAGE sql STABLE SECURITY DEFINER SET search_path = public, pg_temp AS $$
     SELECT w.code FROM reconciliation_operation o
-      JOIN reconciliation_limit l ON l.lifted_at IS NULL AND l.tenant IN ('', o.tenant)
-       AND l.provider IN ('', coalesce(p_provider, o.provider)) AND l.action IN ('', coalesce(p_action, o.action))
-       AND l.workflow_type IN ('', o.workflow_type) AND upper(l.currency) IN ('', o.currency)
+      JOIN reconciliation_limit l ON ledger_covers(l, o.tenant, coalesce(p_provider, o.provider),
+           coalesce(p_action, o.action), o.workflow_type, o.currency)
        AND (l.kind IN ('restored', 'stop') OR l.kind = 'replay' AND o.settled_at IS NULL)
      CROSS JOIN LATERAL (SELECT CASE l.kind WHEN 'stop' THEN 'stopped' ELSE fence_refuses(l, o) END AS code) AS w
      WHERE o.id = p_id AND w.code IS NOT NULL
