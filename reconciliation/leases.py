@@ -102,8 +102,12 @@ def leave_to_others(run: Run, missing: registry.Unregistered) -> None:
 
 
 def _say_once(run: Run, waits: str, fact: Fact) -> None:
-    """Say what the run waits for, unless it says so already. The sweep brings it back."""
-    if run.waiting_for == waits:
+    """Say what the run waits for, unless it says so already. The sweep brings it back.
+
+    Nothing is said of a run that is marked: a person is called to it already, and a move of it would take away the due
+    time by which a step that moved has woken it, and with that the only thing that brings it back.
+    """
+    if run.waiting_for == waits or run.escalated_at is not None:
         return
     try:
         transition.transition(

@@ -192,6 +192,25 @@ def test_a_run_is_handed_to_a_person_with_its_unknown_step_and_goes_on_by_itself
     assert changes_without_audit(superuser_connection) == []
 
 
+def test_a_run_whose_step_was_found_is_not_put_to_sleep_by_a_worker_that_does_not_know_its_workflow(
+    versions, clerk, clock
+):
+    clerk.answers(LOST, refund)
+    clerk.sees(cannot_tell())
+    run = runs.advance(started().pk)
+    hand_over(step("label"))
+    sweeping.sweep()
+    assert run_now(run).escalation_reason == "step_needs_person"
+    clerk.sees(found("l-1", amount=0))
+    reconciler.reconcile(step("label").pk, actor=OLGA)
+    versions()
+    sweeping.sweep()
+    versions("first")
+    clock.advance(minutes=5)
+    sweeping.sweep()
+    assert (run_now(run).state, run_now(run).escalated_at) == ("succeeded", None)
+
+
 def test_a_step_that_is_found_while_its_run_is_being_handed_to_a_person_is_not_overlooked(versions, clerk, monkeypatch):
     clerk.answers(LOST, refund)
     run = runs.advance(started().pk)
