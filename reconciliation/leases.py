@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import structlog
@@ -90,15 +91,34 @@ def give_back(run: Run, lease: Held, *, actor: Actor, undoing: bool) -> None:
 
 def wait_for_lock(run: Run) -> None:
     """Leave the run pending and say what it waits for."""
-    holder = Run.objects.filter(tenant=run.tenant, lock=run.lock, lock_held=True).only("pk", "workflow_id").first()
-    waits = f"{LOCK}held by run {holder.workflow_id if holder else '?'}"
-    _say_once(run, waits, SYSTEM.fact("lock_held", holder=holder.pk if holder else None))
+    holder = _holder(run)
+    _say_once(run, _waits_for(holder), SYSTEM.fact("lock_held", holder=holder.pk if holder else None))
+
+
+def _holder(run: Run) -> Run | None:
+    return Run.objects.filter(tenant=run.tenant, lock=run.lock, lock_held=True).only("pk", "workflow_id").first()
+
+
+def _waits_for(holder: Run | None) -> str:
+    return f"{LOCK}held by run {holder.workflow_id if holder else '?'}"[:200]
 
 
 def leave_to_others(run: Run, missing: registry.Unregistered) -> None:
     """This process has no handler for it: leave it where it stands to one that has, and say so."""
     log.warning("run_left_to_others", run=run.pk, why=str(missing))
-    _say_once(run, f"{HANDLER}{missing}"[:200], SYSTEM.fact("left_to_others", missing=str(missing)))
+    if not _others_said(run):
+        _say_once(run, f"{HANDLER}{missing}"[:200], SYSTEM.fact("left_to_others", missing=str(missing)))
+
+
+def _others_said(run: Run) -> bool:
+    """Whether another worker has said what the run waits for, and that still holds.
+
+    Two that lack different handlers, or one that lacks one and one that finds the lock taken, would say it by turns.
+    """
+    if run.waiting_for.startswith(LOCK):
+        return (holder := _holder(run)) is not None and run.waiting_for == _waits_for(holder)
+    lately = transition.database_now() - timedelta(seconds=settings.AFTERCALL_STUCK_AFTER)
+    return run.waiting_for.startswith(HANDLER) and run.updated_at > lately
 
 
 def _say_once(run: Run, waits: str, fact: Fact) -> None:

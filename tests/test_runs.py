@@ -357,6 +357,27 @@ def test_a_worker_without_the_handler_leaves_the_run_to_another(versions, clerk)
     assert runs.advance(run.pk).state == "succeeded"
 
 
+def test_workers_that_lack_different_handlers_say_so_once_and_not_by_turns(versions, clerk, clock, monkeypatch):
+    run = started()
+    lacked = iter(["no provider 'a'", "no provider 'b'"] * 20)
+
+    def lacks(workflow):
+        raise registry.Unregistered(next(lacked))
+
+    monkeypatch.setattr(leases, "longest", lacks)
+    assert runs.advance(run.pk).waiting_for == "handler: no provider 'a'"
+    said = run_now(run).version
+    for _ in range(5):
+        clock.advance(61)
+        sweeping.sweep()
+    assert run_now(run).version == said
+    assert run_now(run).due_at is not None
+    clock.advance(hours=1)
+    while run_now(run).waiting_for == "handler: no provider 'a'":  # what is lacked now is not hidden for good
+        runs.advance(run.pk)
+    assert run_now(run).version == said + 1
+
+
 # The lease
 
 

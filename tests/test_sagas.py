@@ -10,7 +10,7 @@ import pytest
 from django.test import override_settings
 
 from examples.order_desk.workflow import DAMAGED_ITEM
-from reconciliation import actions, checks, registry, run_deeds, runs, sweeping
+from reconciliation import actions, checks, leases, registry, run_deeds, runs, sweeping
 from reconciliation.actions import Press
 from reconciliation.models import Chosen, Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
@@ -488,6 +488,47 @@ def test_one_run_at_a_time_works_on_what_a_lock_names(sagas: Any, clock: Any) ->
     settle(clock)
     second.refresh_from_db()
     assert second.state == RunState.SUCCEEDED
+
+
+def test_a_run_names_the_newest_holder_of_its_lock_whatever_a_worker_lacks(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sweep_without_handler() -> None:
+        def lacks(workflow: Workflow) -> float:
+            raise registry.Unregistered("no provider 'a'")
+
+        with monkeypatch.context() as there:
+            there.setattr(leases, "longest", lacks)
+            clock.advance(61)
+            runs.advance(waits.pk)
+
+    def said() -> tuple[str, int]:
+        waits.refresh_from_db()
+        return waits.waiting_for, waits.version
+
+    long = "w" * 200
+    sagas.answers(LOST)
+    first = start("locked", workflow_id=long)
+    sweeping.sweep()
+    waits = start("locked", workflow_id="w2")
+    sweep_without_handler()
+    assert said()[0] == "handler: no provider 'a'"
+    runs.advance(waits.pk)
+    by_first = said()
+    assert by_first[0] == f"lock: held by run {long}"[:200]
+    for _ in range(3):
+        sweep_without_handler()
+        runs.advance(waits.pk)
+    assert said() == by_first
+    sagas.sees(found("r-9", order="1002", amount=4200))
+    press(Operation.objects.get(step="ship"), "look_up")
+    assert runs.advance(first.pk).state == RunState.SUCCEEDED
+    sweep_without_handler()
+    assert said()[0] == "handler: no provider 'a'", "nobody has the lock any more"
+    sagas.answers(LOST)
+    runs.advance(start("locked", workflow_id="w3").pk)
+    runs.advance(waits.pk)
+    assert said()[0] == "lock: held by run w3"
 
 
 def test_an_unknown_step_that_was_stopped_keeps_the_lock_until_its_absence_is_proven(sagas: Any, clock: Any) -> None:
