@@ -7,10 +7,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.db import connection
 from django.test import override_settings
 
 from examples.order_desk.workflow import DAMAGED_ITEM
-from reconciliation import actions, checks, leases, registry, run_deeds, runs, sweeping
+from reconciliation import actions, checks, deeds, leases, registry, run_deeds, runs, sweeping
 from reconciliation.actions import Press
 from reconciliation.models import Chosen, Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
@@ -20,7 +21,9 @@ from reconciliation.workflows import Step, Undo, Workflow
 from tests import cast
 from tests import saga_workflows as flows
 from tests.ledger import changes_without_audit
+from tests.processes import wait_until
 from tests.scripted import AGENT, OLGA, absent, applied, cannot_tell, found
+from tests.test_same_identity import Crowd
 
 REFUSED = Rejected("no", status=402)
 DOWN = Unavailable("later", status=503)
@@ -672,6 +675,36 @@ def test_a_step_that_failed_for_good_after_the_pivot_goes_on_as_a_new_intent(sag
     versions = Operation.objects.filter(step="tell").order_by("intent_version")
     assert [(o.intent_version, o.state) for o in versions] == [(1, "failed_terminal"), (2, "succeeded")]
     assert len({o.key for o in versions}) == 2
+
+
+def test_of_two_people_who_ask_for_a_new_intent_at_once_both_are_answered_and_one_is_made(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each refers to the run first and then lets it go on: two that read it at first would wait for each other."""
+    sagas.answers(applied("r-1"), applied("c-1"), applied("s-1"), REFUSED)
+    run = start("saga")
+    settle(clock)
+    plain, tell = deeds.let_run_go_on, Operation.objects.get(step="tell")
+
+    def once_the_other_waits(*facts: Any) -> None:
+        wait_until(lambda: waiting_for_locks() == 1)
+        plain(*facts)
+
+    monkeypatch.setattr(deeds, "let_run_go_on", once_the_other_waits)
+    crowd = Crowd(2)
+    answers = crowd.all_at_once(lambda: press(tell, "new_intent"))
+    crowd.leave()
+    assert sorted(str(getattr(answer, "verdict", answer)) for answer in answers) == ["done", "refused"]
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, Operation.objects.filter(step="tell").count()) == (RunState.SUCCEEDED, 2)
+
+
+def waiting_for_locks() -> int:
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with connection.cursor() as cursor:
+        cursor.execute(waits)
+        return int(cursor.fetchone()[0])
 
 
 # Declarations

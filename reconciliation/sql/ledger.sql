@@ -473,7 +473,8 @@ DECLARE
 BEGIN
     detail := '';
     IF v_new.run_id IS NOT NULL OR v_new.undo_of_id IS NOT NULL THEN
-        IF v_new.undo_of_id IS NOT NULL AND p_run_generation IS NULL THEN
+        IF p_run_generation IS NULL THEN
+            -- A person's: the run itself may be moved in the same transaction, and of two readers neither could be first.
             SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_new.run_id FOR NO KEY UPDATE;
         ELSE
             SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = v_new.run_id FOR SHARE;
