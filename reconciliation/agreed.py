@@ -90,17 +90,25 @@ def _agreed(standing: Approval | None) -> TypeGuard[Approval]:
 
 
 def _send_again(approval: Approval, actor: Actor) -> str:
-    assert approval.operation_id is not None
-    operation = Operation.objects.get(pk=approval.operation_id)
-    if registry.look_up_of(operation.provider) is not None:  # rule 7: look before you leap
-        operation = reconciler.reconcile(operation.pk, actor=actor).operation
-    if operation.state != State.AMBIGUOUS or operation.sighted:
-        _void(approval, actor)
+    operation = _looked_up(approval, actor, still=State.AMBIGUOUS)
+    if operation is None:
         return "Looked up first, and that told more: nothing was sent again. Read the case anew."
     with runs.holding(operation, held=None, actor=actor) as lease:
         executor.attempt_again(operation, actor=actor, reason=approval.reason, held=lease, use=use(approval, operation))
     after = Operation.objects.get(pk=operation.pk)
     return f"Sent again: attempt {after.attempts}. It is {after.state.replace('_', ' ')} now."
+
+
+def _looked_up(approval: Approval, actor: Actor, *, still: State) -> Operation | None:
+    """The operation as it is after a look; None, and the request is over, where that told more than was agreed to."""
+    assert approval.operation_id is not None
+    operation = Operation.objects.get(pk=approval.operation_id)
+    if registry.look_up_of(operation.provider) is not None:  # rule 7: look before you leap
+        operation = reconciler.reconcile(operation.pk, actor=actor).operation
+    if operation.state == still and not operation.sighted:
+        return operation
+    _void(approval, actor)
+    return None
 
 
 def _void(approval: Approval, actor: Actor) -> None:
@@ -133,12 +141,8 @@ def new_intent(operation: Operation, press: Pressed, actor: Actor) -> str:
 
 
 def _new_intent(approval: Approval, actor: Actor) -> str:
-    assert approval.operation_id is not None
-    operation = Operation.objects.get(pk=approval.operation_id)
-    if registry.look_up_of(operation.provider) is not None:  # rule 7: look before you leap
-        operation = reconciler.reconcile(operation.pk, actor=actor).operation
-    if operation.state != State.FAILED_TERMINAL or operation.sighted:
-        _void(approval, actor)
+    operation = _looked_up(approval, actor, still=State.FAILED_TERMINAL)
+    if operation is None:
         return "Looked up first, and that told more: no new intent was made. Read the case anew."
     try:
         with atomic(using=transition.ALIAS):
