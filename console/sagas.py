@@ -25,7 +25,6 @@ from reconciliation.workflows import Choice, Step, StepKind, Workflow, closure, 
 
 UNREADABLE = "(sealed under a key that is not configured)"
 NOT_BEGUN = Label("", "not begun", "calm")
-WAITS = (State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ LONG = timedelta(days=365)
 GIVEN = frozenset({ApprovalState.APPROVED, ApprovalState.CONSUMED})
 UNKNOWN = frozenset({State.AMBIGUOUS, State.PENDING})  # to a sweep: a lease may have run out
 GOING = frozenset(RunState) - RUN_TERMINAL
-# Look up first: a refusal may follow a move.
-OUTWARD = ("look_up", "retry", "compensate", "send_again", "new_intent", "approve")
 UNDO_BY_HAND = ("compensate", "retry", "send_again", "new_intent")
 
 # What a press that was told "done" starts from, and leads to (None: that is decided by what the provider says).
@@ -303,10 +301,6 @@ class Reference:
             assert None not in (run.lease_until, run.due_at), f"{name}: nobody holds it"
         waits = any(o.due_at or o.escalated_at or o.state == State.AWAITING_APPROVAL for o in operations)
         assert run.due_at or run.escalated_at or waits, f"{name}: nobody comes back to it"
-
-
-def _done(undo: Operation | None) -> bool:
-    return undo is not None and undo.state == State.SUCCEEDED
 
 
 def _steps(run: Run) -> set[str]:

@@ -49,7 +49,7 @@ def drain() -> int:
     spool.bring_in()
     total, until = 0, time.monotonic() + _time_to_begin()
     batch = settings.AFTERCALL_SWEEP_BATCH
-    while total < batch * 20 and time.monotonic() < until and (handled := sweeping.sweep(limit=batch, until=until)):
+    while total < batch * ROUNDS and time.monotonic() < until and (handled := sweeping.sweep(limit=batch, until=until)):
         total += handled
     tick("sweep", by=workers.me(), handled=total)
     return total
