@@ -19,12 +19,14 @@ from .actors import Actor, Permission
 from .approvals import ApprovalView
 from .claims import LedgerUnavailable
 from .deeds import (
+    NOT_HERE,
     NotAllowed,
     View,
     check_reason,
     close,
     compensate,
     look_up,
+    not_here,
     read,
     resolve_applied,
     resolve_not_applied,
@@ -430,6 +432,8 @@ def _answer(action: _Action, subject: Subject, press: Press, actor: Actor) -> tu
         return _joined(action, fresh, press, actor) or _out_of_date(action, fresh, press, actor)
     except NotAllowed as refusal:
         why, told = "not_allowed", str(refusal)
+    except NOT_HERE as lacking:
+        why, told = "not_allowed", f"Nothing was changed. {not_here(lacking)}"
     except LedgerUnavailable as away:
         why, told = "ledger_unavailable", f"Nothing was changed. {away.sentence}"
     except TransitionRefused as refusal:

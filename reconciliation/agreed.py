@@ -337,3 +337,5 @@ def carry_out(approval: Approval, *, actor: Actor) -> str:
         return _DEEDS[approval.action](approval, actor)
     except reconciler.CannotLookUp as why:
         raise NotAllowed(str(why)) from why
+    except deeds.NOT_HERE as lacking:
+        raise NotAllowed(deeds.not_here(lacking)) from lacking

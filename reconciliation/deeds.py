@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from . import holds, intents, reconciler, retrying, runs, transition
+from . import holds, intents, reconciler, registry, retrying, runs, sealing, transition
 from .actors import Actor
 from .case_wording import is_local
+from .keys import InvalidField
 from .models import JournalEntry, Operation, Run
 from .providers.base import ActionSpec, Verdict
 from .states import RUN_TERMINAL, Basis, Kind, RunState, State
@@ -18,6 +19,16 @@ from .wording import FINDINGS, duration, sentence, state_label
 
 class NotAllowed(Exception):
     """An action that may not be done now, or not by this person. The text says why and what would allow it."""
+
+
+# What this deployment lacks, or a row that was changed by hand: the deed can be done once that is put right.
+NOT_HERE = (registry.Unregistered, sealing.CannotOpen, InvalidField)
+
+
+def not_here(error: Exception) -> str:
+    """What is lacking, as a person is told it."""
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 LONGEST_REASON = 2000
