@@ -12,6 +12,7 @@ from reconciliation.actions import Press
 from reconciliation.deeds import LONGEST_REASON
 from reconciliation.limits import KINDS, Wanted
 
+LAST_VERSION = 2**31 - 1  # that the database can count; no page shows a later one
 _INPUT = "input_"
 _DAYS = [MinValueValidator(date(1970, 1, 1)), MaxValueValidator(date(9000, 1, 1))]  # beyond, a zone's offset overflows
 
@@ -21,7 +22,7 @@ class PressForm(forms.Form):
 
     action = forms.CharField(max_length=40)
     token = forms.UUIDField()
-    version = forms.IntegerField(min_value=1)
+    version = forms.IntegerField(min_value=1, max_value=LAST_VERSION)
     reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True)
 
     def clean_reason(self) -> str:
@@ -61,7 +62,7 @@ class LiftForm(forms.Form):
     """The release of a stop switch or limit, as it was drawn."""
 
     token = forms.UUIDField()
-    version = forms.IntegerField(min_value=1)
+    version = forms.IntegerField(min_value=1, max_value=LAST_VERSION)
     reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True)
 
     def problem(self) -> str:
@@ -80,7 +81,7 @@ class FenceForm(forms.Form):
 
     deed = forms.CharField(max_length=12)
     token = forms.UUIDField()
-    version = forms.IntegerField(min_value=0)
+    version = forms.IntegerField(min_value=0, max_value=LAST_VERSION)
     reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True)
 
 

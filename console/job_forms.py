@@ -11,7 +11,7 @@ from django import forms
 from django.core import signing
 from django.utils.crypto import salted_hmac
 
-from console.forms import LONGEST_REASON
+from console.forms import LAST_VERSION, LONGEST_REASON
 from reconciliation import job_wording, jobs, occurrences
 from reconciliation.jobs import Terms
 
@@ -75,7 +75,7 @@ class JobForm(forms.Form):
     max_run_time = LengthField(label="Longest run", help_text="A run beyond this waits for a person.")
     reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True, label="Reason, for the audit log")
     token = forms.UUIDField(widget=forms.HiddenInput)
-    version = forms.IntegerField(min_value=0, widget=forms.HiddenInput)
+    version = forms.IntegerField(min_value=0, max_value=LAST_VERSION, widget=forms.HiddenInput)
     seen = forms.CharField(max_length=300, required=False, widget=forms.HiddenInput)
 
     def __init__(self, *args: Any, workflows: list[str], about: str = "", **more: Any) -> None:
@@ -153,7 +153,7 @@ class RunNowForm(forms.Form):
 
     action = forms.ChoiceField(choices=[(name, name) for name in ("enable", "disable", "fill", "new_intent", "answer")])
     token = forms.UUIDField()
-    version = forms.IntegerField(min_value=1)
+    version = forms.IntegerField(min_value=1, max_value=LAST_VERSION)
     reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True)
     slot = forms.CharField(max_length=20, required=False)
     run = forms.CharField(max_length=10, required=False)

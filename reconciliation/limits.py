@@ -54,6 +54,8 @@ class Wanted:
             return "Say how long the window is, in seconds: from 1 to a year."
         if self.kind == "concurrency" and self.window_seconds is not None:
             return "What is in flight at once has no window."
+        if self.currency and not 3 <= len(self.currency.upper()) <= 8:  # as it stands on operations
+            return "A currency is a code of 3 to 8 letters, such as USD."
         return "A sum needs one currency." if self.kind == "amount" and not self.currency else ""
 
 

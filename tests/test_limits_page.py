@@ -185,3 +185,23 @@ def test_signals_are_on_the_health_page_with_links_and_only_ones_own(people: dic
 def test_a_stranger_sees_nothing(client: Any) -> None:
     for path in ("/limits", "/stops"):
         assert client.get(path).status_code == 302
+
+
+def test_a_version_that_no_page_has_shown_changes_nothing(ann: Any, clock: Clock) -> None:
+    stop(ann, kind="rate", most=5, window_seconds=60, provider="")
+    clock.advance(hours=1)  # by now a second person has to agree
+    limit = Limit.objects.get()
+    for version in (2**31, 2**63, 10**30):
+        assert lift(ann, limit, version=version).status_code == 400
+        asked = {"version": version, "most": 9, "reason": "more", "token": uuid.uuid4()}
+        assert ann.post(f"/limits/{limit.pk}/change", asked).status_code == 400
+    after = Limit.objects.get()
+    assert (after.version, after.most, after.lifted_at) == (limit.version, 5, None)
+
+
+@pytest.mark.parametrize("currency", ["ßßßßßßßß", "$"])
+def test_a_currency_that_no_operation_can_bear_limits_nothing_and_is_said(ann: Any, currency: str) -> None:
+    answer = stop(ann, kind="amount", most=5, window_seconds=60, provider="", currency=currency)
+    assert answer.status_code == 422
+    assert "A currency is a code of 3 to 8 letters" in text(answer)
+    assert not Limit.objects.exists()
