@@ -16,6 +16,7 @@ from . import (
     expected,
     fence,
     keyless,
+    keys,
     occurrences,
     pressing,
     registry,
@@ -165,7 +166,7 @@ def _check_workflow(job: Job | None, terms: Terms, now: datetime) -> None:
             "more often than is meant. Choose another policy, or accept it explicitly."
         )
         raise Refused("repeats_accepted", sentence)
-    given = terms.input if terms.input is not None or job is None else job.input
+    given = _input(job, terms)
     times = dict.fromkeys(("scheduled_for", "window_start", "window_end"), now.isoformat())
     try:
         workflow.business_object({**(given or {}), **times})
@@ -173,6 +174,18 @@ def _check_workflow(job: Job | None, terms: Terms, now: datetime) -> None:
         raise Refused("input", f"The workflow needs {missing} in its input.") from missing
     except (TypeError, ValueError, AttributeError) as wrong:
         raise Refused("input", "The workflow cannot name what it works on from this input.") from wrong
+
+
+def _input(job: Job | None, terms: Terms) -> Json | None:
+    """What a run would be started with. Raises Refused where that cannot be kept, or not be read."""
+    try:
+        if terms.input is not None:
+            keys.canonical(terms.input, field="input")
+        return terms.input if terms.input is not None or job is None else job.input
+    except InvalidField as wrong:
+        raise Refused("input", f"It {wrong.problem}.") from wrong
+    except sealing.CannotOpen as sealed:
+        raise Refused("input", f"What is there cannot be read: {sealed}. Or write it anew.") from sealed
 
 
 # Writing
@@ -448,6 +461,6 @@ def _done(
             with suppress(NotASchedule, registry.Unregistered):
                 schedules.decide(fresh, now)  # what is due is decided by the terms that held when it became due
             return Verdict.DONE, deed(fresh, now)
-    except (Refused, NotASchedule, registry.Unregistered, InvalidField) as why:
+    except (Refused, NotASchedule, registry.Unregistered, InvalidField, sealing.CannotOpen) as why:
         pressing.refuse(cast(Any, fresh), actor, action=action, why="not_allowed", reason=reason)
         return Verdict.REFUSED, str(why)

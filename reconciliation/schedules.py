@@ -357,7 +357,7 @@ def start(job: Job, slot: Slot, *, actor: Actor = BEAT) -> None:
             run = runs.start(job.workflow, tenant=job.tenant, workflow_id=name, input=input_of(job, slot),
                              actor=_asked_by(slot) or actor, on_behalf_of=job.changed_by,
                              intended_at=slot.scheduled_for)  # fmt: skip
-    except (InvalidField, runs.RunMismatch) as refused:
+    except (InvalidField, runs.RunMismatch, transition.Pruned) as refused:
         log.warning("slot_not_started", job=job.pk, slot=slot.pk, **fault(refused))
         slots.settle(slot, state=SlotState.NOT_STARTED, reason_code="run_refused")
         slots.record(job, slot, actor=actor)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
+from cryptography.fernet import Fernet
 from django.test import Client
 
 from reconciliation import registry, runs
@@ -423,3 +424,33 @@ def test_the_list_is_read_with_few_queries(who, clock, django_assert_max_num_que
 def test_the_live_part_of_a_page_of_somebody_signed_out_is_told_so(who):
     answer = Client().get("/schedules", headers={"HX-Request": "true"})
     assert (answer.status_code, "signed out" in answer.content.decode()) == (401, True)
+
+
+@pytest.mark.parametrize(
+    "value", ['{"order": NaN}', '{"order": 1e400}', '{"order": 9007199254740993}', r'{"order": "\ud800"}']
+)
+def test_an_input_that_cannot_be_kept_exactly_is_said_on_the_form(who, clock, value):
+    browser = cast.client(who["op_ann"])
+    fresh = {**TERMS, "input": value, "tenant": "t_acme", "name": "odd", "version": 0, "token": str(uuid4())}
+    daily = job(clock)
+    for page, terms in (
+        ("/schedules/new", fresh),
+        (f"/schedules/{daily.pk}/edit", form_of(daily, input=value, reason="x")),
+    ):
+        answer = save(browser, page, terms)
+        assert answer.status_code == 422
+        assert re.search(r"It (holds|cannot be written)", text(answer))
+    assert (Job.objects.count(), Job.objects.get().version) == (1, daily.version)
+
+
+def test_an_input_whose_key_is_lost_starts_nothing_by_hand_and_can_be_written_anew(who, clock, settings):
+    browser = cast.client(who["op_ann"])
+    daily = job(clock, input={"card": "4242"})
+    settings.AFTERCALL_SEAL_KEYS = [Fernet.generate_key().decode()]
+    answer = press(browser, daily, "new_intent")
+    assert (answer.status_code, "AFTERCALL_SEAL_KEYS" in text(answer)) == (422, True)
+    assert not Run.objects.exists()
+    assert "Or write it anew" in text(save(browser, f"/schedules/{daily.pk}/edit", form_of(daily, reason="x")))
+    save(browser, f"/schedules/{daily.pk}/edit", form_of(daily, reason="x", input='{"card": "5353"}'))
+    daily.refresh_from_db()
+    assert (daily.version, daily.input) == (2, {"card": "5353"})
