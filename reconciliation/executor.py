@@ -80,10 +80,18 @@ def perform(intent: Intent, *, actor: Actor) -> Outcome:
     except transition.Pruned:
         return _pruned(row, intent, actor)
     except transition.TooOld:
-        raise TooOld(spec) from None
+        raise _too_old(row, spec, actor) from None
     if claim is None:
         return _submitted_before(row, intent, actor)
     return dispatch(claim)
+
+
+def _too_old(row: Mapping[str, Any], spec: ActionSpec, actor: Actor) -> TooOld:
+    """There is no row that could tell of the refusal, so it stands under the key that the operation would have had."""
+    asked = {name: row[name] for name in ("provider", "action", "key", "intended_at")}
+    fact = actor.fact("too_old", on_behalf_of=row["on_behalf_of"], **asked)
+    transition.refuse(subject="operation:new", tenant=row["tenant"], fact=fact)
+    return TooOld(spec)
 
 
 def _owned(intent: Intent, actor: Actor) -> Intent:
@@ -110,7 +118,7 @@ def submit(intent: Intent, *, actor: Actor, **details: Any) -> Outcome:
     except transition.Pruned:
         return _pruned(row, intent, actor)
     except transition.TooOld:
-        raise TooOld(spec) from None
+        raise _too_old(row, spec, actor) from None
     except (OperationalError, InterfaceError, InternalError, ProgrammingError) as error:
         raise LedgerUnavailable("it could not be recorded; nothing was sent") from error
     operation = _on_record(row, intent, actor)

@@ -77,6 +77,9 @@ def start(
             horizon=keep.total_seconds(),
         )
     except transition.TooOld:
+        asked = {"workflow": workflow.name, "input": row["input_fingerprint"], "intended_at": str(intended_at)}
+        fact = actor.fact("too_old", on_behalf_of=on_behalf_of, **asked)
+        transition.refuse(subject="run:new", tenant=tenant, fact=fact)
         raise InvalidField(
             "intended_at",
             f"is more than {keep.days} days ago, too long to tell whether it was run already; "

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from audit.models import Entry
 from reconciliation import registry, retention, runs, transition
 from reconciliation.keys import InvalidField
 from reconciliation.models import Run
@@ -41,6 +42,8 @@ def test_a_run_that_an_old_queue_delivers_to_a_new_ledger_is_refused(refunds: Cl
         start(clock, asked_before=200 * DAY)
     settle(clock)
     assert (Run.objects.exists(), refunds.calls) == (False, [])
+    refused = Entry.objects.get(subject="run:new", event="refused")
+    assert (refused.tenant, refused.actor, refused.reason_code) == ("acme", AGENT.id, "too_old")
     assert start(clock, asked_before=179 * DAY).state == RunState.PENDING
 
 

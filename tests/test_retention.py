@@ -256,6 +256,10 @@ def test_an_intent_older_than_anything_that_is_known_is_refused_and_a_new_one_is
     assert not Tombstone.objects.exists()
     with pytest.raises(TooOld, match="intended_at"):
         executor.perform(old, actor=AGENT)
+    with pytest.raises(TooOld):
+        executor.submit(old, actor=AGENT)
+    refused = Entry.objects.filter(subject="operation:new", event="refused")
+    assert list(refused.values_list("tenant", "actor", "reason_code")) == [("acme", AGENT.id, "too_old")] * 2
     assert len(monthly.effects) == 1
     newer = replace(order(intent_version=2), intended_at=clock.now())
     assert executor.perform(newer, actor=AGENT).state is State.SUCCEEDED
