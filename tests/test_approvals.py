@@ -861,6 +861,20 @@ def test_the_database_itself_refuses_a_new_intent_after_a_bare_word_without_that
     assert Operation.objects.count() == 1
 
 
+def test_the_database_itself_makes_no_new_intent_of_what_was_seen_after_the_look_up(clerk):
+    case = called_not_applied(clerk)
+    do(case, "new_intent", ANN)
+    request = the(case.pk, "new_intent")
+    transition.move_approval(request, to="approved", who=[], patch={"decided_by": ALL.id}, fact=ALL.fact("approved"))
+    use = {"id": request.pk, "action": "new_intent", "fingerprint": request.fingerprint, "asked_by": ANN.id}
+    transition.transition(
+        case.subject, to=None, version=row(case.pk).version, patch={"sighted": True}, fact=SYSTEM.fact("looked_up")
+    )
+    with pytest.raises(transition.ApprovalOfAnother):
+        intents.next_version(case, actor=ALL, reason=BECAUSE, use={**use, "approved_by": ALL.id})
+    assert (Operation.objects.count(), the(case.pk, "new_intent").state) == (1, ApprovalState.APPROVED)
+
+
 def test_a_look_up_that_finds_the_old_one_makes_no_new_intent(clerk):
     case = called_not_applied(clerk, "keyed")
     do(case, "new_intent", ANN)
@@ -870,14 +884,25 @@ def test_a_look_up_that_finds_the_old_one_makes_no_new_intent(clerk):
     assert the(case.pk, "new_intent").state == ApprovalState.SUPERSEDED
 
 
-def test_a_run_goes_on_with_a_new_intent_after_a_bare_word(waiting_run, clerk):
+def test_what_is_found_before_anybody_agreed_is_not_agreed_to_any_more(clerk):
+    case = called_not_applied(clerk, "keyed")
+    do(case, "new_intent", ANN)
+    clerk.sees(found("r-9"))
+    do(case, "look_up", ANN)
+    answer = press("approve", the(case.pk, "new_intent"), ALL)
+    assert (answer.verdict, "changed since it was asked" in answer.message) == (Verdict.REFUSED, True)
+    assert Operation.objects.count() == 1
+
+
+@pytest.mark.parametrize("mark", ["step_needs_person", "step_failed_after_pivot"])
+def test_a_run_goes_on_with_a_new_intent_after_a_bare_word(waiting_run, clerk, mark):
     run = runs.start("agreed", tenant="acme", workflow_id="x", input={"order": "1", "amount": 1}, actor=AGENT)
     clerk.answers(applied("l-1"), OutcomeUnknown("no answer"))
     runs.advance(run.pk)
     refund = Operation.objects.get(step="refund")
     run.refresh_from_db()
-    transition.transition(run.subject, to=None, version=run.version, patch={"escalation_reason": "step_needs_person"},
-                          after={"escalated_at": 0}, fact=SYSTEM.fact("step_needs_person"))  # fmt: skip
+    transition.transition(run.subject, to=None, version=run.version, patch={"escalation_reason": mark},
+                          after={"escalated_at": 0}, fact=SYSTEM.fact(mark))  # fmt: skip
     asserted = {"basis": "asserted", "reason_code": "asserted_not_applied"}
     transition.transition(refund.subject, to="failed_terminal", version=refund.version, patch=asserted,
                           fact=ANN.fact("asserted_not_applied"))  # fmt: skip

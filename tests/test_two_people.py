@@ -18,6 +18,7 @@ from reconciliation.actors import Actor, Permission
 from reconciliation.models import Approval, Job, Limit, Operation, Run
 from reconciliation.providers.base import Verdict as Finding
 from reconciliation.states import ApprovalState, RunState, State
+from tests import saga_workflows as flows
 from tests import timetable
 from tests.scripted import applied, clerk_, found, row, saw
 from tests.test_approvals import ANN, BECAUSE, CLEO, ROOT, do, press
@@ -301,6 +302,26 @@ def test_whose_agent_did_it_does_not_agree_to_its_reversal_through_either_door(g
         assert press("approve", request, person).verdict is Verdict.REFUSED
 
 
+NOTED = flows.flow("noted", flows.SHIP, flows.reversible("note"))
+
+
+def test_who_had_an_effect_made_anew_does_not_agree_to_its_reversal(guarded, clock, settings):
+    settings.AFTERCALL_WORKFLOWS = ["tests.test_two_people.NOTED"]
+    registry.forget()
+    guarded.answers(applied("s-1"), REFUSED)
+    start("noted")
+    settle(clock)
+    do(Operation.objects.get(step="note"), "new_intent", ROOT)
+    settle(clock)
+    note = Operation.objects.get(step="note", intent_version=2)
+    guarded.sees(found(note.provider_operation_id, order="1002", amount=4200))
+    do(note, "compensate", ANN)
+    sent = len(guarded.calls)
+    assert press("approve", Approval.objects.get(), ROOT).verdict is Verdict.REFUSED
+    assert len(guarded.calls) == sent
+    assert press("approve", Approval.objects.get(), CLEO).verdict is Verdict.DONE
+
+
 def test_a_denied_reversal_sends_nothing_and_can_be_asked_for_again(guarded, clock):
     charge = charged(guarded, clock)
     sent = len(guarded.calls)
@@ -356,6 +377,14 @@ def test_what_was_taken_away_before_the_second_person_agreed_is_not_undone(guard
     run.refresh_from_db()
     assert (run.state, len(guarded.calls)) == (RunState.CANCELLED, sent)
     assert asked_about(run).state == ApprovalState.SUPERSEDED
+
+
+def test_nobody_is_asked_about_what_was_taken_away_already(guarded, clock):
+    run = stopped_run(guarded, clock)
+    guarded.sees(saw(Finding.REMOVED))
+    answer = do(run, "compensate_run", ANN)
+    assert (answer.verdict, "taken away already: reserve" in answer.message) == (Verdict.REFUSED, True)
+    assert not Approval.objects.exists()
 
 
 def test_a_whole_run_needs_what_each_of_its_actions_asks_of_a_person(guarded, clock):
@@ -415,6 +444,14 @@ def test_asked_for_anew_it_is_about_what_the_run_has_applied_by_now(guarded, clo
     assert press("approve", later, CLEO).verdict is Verdict.DONE
     settle(clock)
     assert {o.step for o in Operation.objects.filter(state=State.SUCCEEDED)} >= {"undo:charge", "undo:reserve"}
+
+
+def test_what_was_agreed_to_and_changed_since_is_asked_for_anew(guarded, clock):
+    run, first = live_run(guarded, clock)
+    transition.move_approval(first, to="approved", who=[], patch={"decided_by": CLEO.id}, fact=CLEO.fact("approved"))
+    assert "Asked for" in do(run, "compensate_run", ANN).message
+    first.refresh_from_db()
+    assert (first.state, asked_about(run).state) == (ApprovalState.SUPERSEDED, ApprovalState.WAITING)
 
 
 def stopped_run(guarded: Any, clock: Any) -> Run:

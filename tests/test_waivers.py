@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from audit.models import Entry
-from reconciliation import actions, intents, registry, transition
+from reconciliation import actions, intents, registry, run_deeds, transition
 from reconciliation.actions import Verdict
 from reconciliation.models import Approval, Operation, Run
 from reconciliation.providers.base import OutcomeUnknown
@@ -172,6 +172,18 @@ def test_a_waiver_is_of_the_undo_that_was_shown_and_not_of_a_later_one(sagas, cl
     assert press("approve", Approval.objects.latest("id"), CLEO).verdict is Verdict.DONE
 
 
+def test_a_waiver_is_of_an_undo_as_it_stood_and_not_of_one_that_became_unknown(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_clerk_keyed", DOWN, DOWN, DOWN)
+    do(run, "waive_undo", ANN, step="reserve")
+    sagas.answers(LOST)
+    assert do(undo, "retry", BOB).verdict is Verdict.DONE
+    assert row(undo.pk).state == State.AMBIGUOUS
+    answer = press("approve", Approval.objects.get(action="waive_undo"), CLEO)
+    assert (answer.verdict, "changed since it was asked" in answer.message) == (Verdict.REFUSED, True)
+    run.refresh_from_db()
+    assert run.waived == []
+
+
 def test_an_effect_that_cannot_be_undone_is_accepted_to_stand_and_nobody_says_undone_by_hand(sagas, clock):
     sagas.answers(applied("s-1"), REFUSED)
     run = start("lasting")
@@ -187,6 +199,8 @@ def test_an_effect_that_cannot_be_undone_is_accepted_to_stand_and_nobody_says_un
     run.refresh_from_db()
     assert run.state == RunState.COMPENSATED
     assert Entry.objects.filter(subject=str(run.subject), reason_code="effect_accepted").count() == 1
+    account = run_deeds.account(run)
+    assert ([each.step for each in account.standing], account.undone) == (["stamp"], ())
 
 
 def test_the_database_itself_sends_no_waived_undo(sagas, clock):
