@@ -12,6 +12,8 @@ from functools import partial
 from django.conf import settings
 from django.db.models import Q
 
+from audit.models import Entry
+
 from . import leases, stepping, transition
 from .actors import SYSTEM, Actor
 from .claims import Held, Intent
@@ -154,13 +156,22 @@ def undo_intent(progress: Progress, step: Step, *, held: Held | None) -> Intent:
         held=held,
         requested_by=run.requested_by,
         on_behalf_of=run.on_behalf_of,
-        owners=tuple(run.owners),
+        owners=(*run.owners, *(asked_back_by(run) if held else ())),
         consent=step.undo.consent,
         retry=step.undo.retry,
         undo_of=done.pk,
         run_id=run.pk,
         spent_is_final=False,  # an undo must be done: when its budget is spent a person is called
     )
+
+
+def asked_back_by(run: Run) -> list[str]:
+    """Who had the run walk back, where a person did: they ask for its undos as much as who started it, and never agree
+    to one. Where it took two people, that is the one who asked.
+    """
+    asked = Entry.objects.filter(subject=str(run.subject), event="transition", reason_code="compensation_asked")
+    last = asked.order_by("-seq").first()
+    return [] if last is None else [last.body["details"].get("asked_by", last.actor)]
 
 
 # Where the run stands when nothing more is undone by itself

@@ -142,8 +142,8 @@ def newest(operation: Operation) -> Approval | None:
     return Approval.objects.filter(operation=operation, action="").order_by("-id").first()
 
 
-def again(last: Approval, *, stored: str, seen: tuple[str, str]) -> Json:
-    """The same request for consent once more, with what the provider shows now."""
+def again(last: Approval, *, stored: str, seen: tuple[str, str], never: Iterable[str] = ()) -> Json:
+    """The same request for consent once more, with what the provider shows now; `never` may not approve it either."""
     asked = request(
         fingerprint=last.fingerprint,
         stored=stored,
@@ -151,7 +151,7 @@ def again(last: Approval, *, stored: str, seen: tuple[str, str]) -> Json:
         on_behalf_of=last.on_behalf_of,
         seen=seen,
     )
-    return {**asked, "forbidden": last.forbidden}
+    return {**asked, "forbidden": sorted({*last.forbidden, *never})}
 
 
 def anew(operation: Operation, *, requester: str, never: Iterable[str]) -> Json:
@@ -159,12 +159,13 @@ def anew(operation: Operation, *, requester: str, never: Iterable[str]) -> Json:
     last, provider = newest(operation), registry.provider(operation.provider)
     assert last is not None
     shown = registry.spec(operation.provider, operation.action).shown
-    asked = again(last, stored=operation.consent, seen=kept(look(provider, call_of(operation)), shown))
-    return {**asked, "requested_by": requester, "forbidden": sorted({*last.forbidden, *never})}
+    asked = again(last, stored=operation.consent, seen=kept(look(provider, call_of(operation)), shown), never=never)
+    return {**asked, "requested_by": requester}
 
 
 def ask_again(operation: Operation, *, actor: Actor) -> None:
-    """The consent went past its use-by before anything was sent under it: back to a person.
+    """The consent went past its use-by before anything was sent under it: back to a person, and not to one who had it
+    sent, for that asks for it.
 
     Raises StaleVersion where the operation moved on meanwhile.
     """
@@ -172,12 +173,13 @@ def ask_again(operation: Operation, *, actor: Actor) -> None:
     assert last is not None
     seen = look(provider, call_of(operation))
     shown = registry.spec(operation.provider, operation.action).shown
+    never = names(actor) if actor.kind in ("person", "agent") else ()
     transition.transition(
         operation.subject,
         to=State.AWAITING_APPROVAL,
         version=operation.version,
         patch={"reason_code": "approval_past_use_by", "due_at": None, "not_before": None},
-        consent={"ask": again(last, stored=operation.consent, seen=kept(seen, shown))},
+        consent={"ask": again(last, stored=operation.consent, seen=kept(seen, shown), never=never)},
         fact=actor.fact("approval_past_use_by"),
     )
 

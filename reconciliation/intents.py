@@ -192,12 +192,11 @@ def _after_a_failed_one(intent: Intent, operation: Operation) -> Intent:
 
 def _asked_by(intent: Intent, operation: Operation, actor: Actor) -> Intent:
     """Where the undo needs consent, it waits for that of another person than the one who asks for it, and than those
-    who asked for its run. An action may say that two must agree even where the undo itself needs no consent.
+    who asked for its run; so does whatever another person asks about it later. An action may say that two must agree
+    even where the undo itself needs no consent.
     """
     by_two = registry.spec(operation.provider, operation.action).undo_second_person
     needed = _of_two_people(intent.consent) if by_two else intent.consent
-    if needed is None:
-        return intent
     people = (*intent.owners, intent.requested_by, *consent.names(actor), *consent.people(operation))
     return replace(intent, consent=needed, requested_by=actor.id, owners=people)
 

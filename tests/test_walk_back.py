@@ -18,6 +18,7 @@ from reconciliation.providers.base import Verdict
 from reconciliation.states import ApprovalState, RunState, State
 from tests import saga_workflows as flows
 from tests.scripted import AGENT, OLGA, applied, found, saw
+from tests.test_approvals import CLEO, ROOT, do
 from tests.test_limits import put
 from tests.test_sagas import CLAIM, DOWN, LOST, REFUSED, answer_by_step, press, sagas, settle, start, states  # noqa: F401 - a fixture
 
@@ -267,6 +268,81 @@ def test_who_asks_for_an_undo_does_not_agree_to_it_and_both_rules_hold(
     assert "two people" in asked.policy
     assert "one more person" in asked.policy
     assert press(asked, "approve").verdict == "refused"
+
+
+def asked_back_by_hand(sagas: Any) -> Run:
+    """A run that waits for its pivot, until Olga has what it applied undone: the charge only if somebody agrees."""
+    sagas.answers(applied("r-1"), applied("c-1"), DOWN)
+    run = start("asked_back")
+    sweeping.sweep()
+    sagas.sees(found("c-1", order="1002", amount=4200))
+    assert press(run, "compensate_run").verdict == "done"
+    return run
+
+
+def test_who_had_a_run_walk_back_does_not_agree_to_what_it_undoes(sagas: Any, clock: Any) -> None:
+    run = asked_back_by_hand(sagas)
+    settle(clock)
+    asked = Approval.objects.get()
+    sent = len(sagas.calls)
+    assert press(asked, "approve").verdict == "refused"
+    assert do(asked, "approve", CLEO).verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, len(sagas.calls)) == (RunState.COMPENSATED, sent + 2)
+
+
+def test_who_had_a_run_walk_back_again_after_a_cancel_does_not_agree_and_who_did_before_may(
+    sagas: Any, clock: Any
+) -> None:
+    run = asked_back_by_hand(sagas)
+    settle(clock)
+    first = Approval.objects.get()
+    press(run, "cancel")
+    assert do(run, "compensate_run", ROOT).verdict == "done"
+    settle(clock)
+    second = Approval.objects.exclude(pk=first.pk).get()
+    assert do(second, "approve", ROOT).verdict == "refused"
+    assert press(second, "approve").verdict == "done"
+
+
+def test_of_two_who_had_a_run_walk_back_only_the_one_who_asked_is_kept_from_its_undos(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sagas.actions, "keyed", replace(sagas.actions["keyed"], undo_second_person=True))
+    asked_back_by_hand(sagas)
+    assert do(Approval.objects.get(), "approve", CLEO).verdict == "done"
+    settle(clock)
+    asked = Approval.objects.get(action="")
+    assert (press(asked, "approve").verdict, do(asked, "approve", CLEO).verdict) == ("refused", "done")
+
+
+def test_who_retries_an_undo_after_its_consent_was_over_does_not_agree_to_it_anew(sagas: Any, clock: Any) -> None:
+    waits(sagas)
+    first = Approval.objects.get()
+    do(first, "approve", CLEO)
+    put("stop", provider="clerk")
+    sweeping.sweep()
+    release()
+    first.refresh_from_db()
+    clock.set(first.use_by)
+    assert do(Operation.objects.get(step="undo:charge"), "retry", ROOT).verdict == "refused"
+    anew = Approval.objects.latest("id")
+    assert (anew.state, anew.replaces_id) == (ApprovalState.WAITING, first.pk)
+    assert (do(anew, "approve", ROOT).verdict, do(anew, "approve", CLEO).verdict) == ("refused", "done")
+
+
+def test_who_had_one_effect_reversed_does_not_agree_to_sending_that_again(sagas: Any, clock: Any) -> None:
+    start("saga")
+    settle(clock)
+    charge = Operation.objects.get(step="charge")
+    sagas.sees(found(charge.provider_operation_id, order="1002", amount=4200))
+    sagas.answers(LOST)
+    assert press(charge, "compensate").verdict == "done"
+    undo = Operation.objects.get(undo_of=charge)
+    clock.set(undo.same_key_until)
+    assert do(undo, "send_again", ROOT).verdict == "done"
+    assert press(Approval.objects.get(), "approve").verdict == "refused"
 
 
 # Undos that cannot be sent
