@@ -73,7 +73,13 @@ class LiftForm(forms.Form):
 class ChangeLimitForm(LiftForm):
     """Another number for a limit, as it was drawn."""
 
-    most = forms.IntegerField(min_value=1, max_value=2**63 - 1, required=False)
+    most = forms.CharField(required=False)
+
+    def clean_most(self) -> int | None:
+        """None where it is no number that the database can count: the door says so, and what was typed is kept."""
+        written = self.cleaned_data["most"]
+        number = int(written) if written.isascii() and written.isdigit() and len(written) < 20 else 0
+        return number if 0 < number < 2**63 else None
 
 
 class FenceForm(forms.Form):
@@ -104,10 +110,33 @@ class LimitForm(forms.Form):
         names = ("kind", "tenant", "provider", "action", "workflow_type", "currency", "most", "window_seconds")
         return Wanted(**{name: self.cleaned_data[name] for name in names})
 
+    def typed(self) -> dict[str, str]:
+        """What was written, as it was written, for a form that comes back."""
+        return {name: self.data.get(name, "").replace("\0", "\ufffd") for name in self.fields if name != "token"}
+
+    @property
+    def is_of_page(self) -> bool:
+        """Whether it came from the page, whatever a person wrote into it: no person writes its kind or its token."""
+        return "kind" not in self.errors and "token" not in self.errors
+
     def problem(self) -> str:
         """What is wrong with the form, for the person who sent it."""
-        wrong = " and ".join(name.replace("_", " ") for name in self.errors)
-        return f"The form came without a usable {wrong}, so nothing was set."
+        return f"{' '.join(_wrong(self, name) for name in self.errors)} Nothing was set."
+
+
+_LIMIT_LABELS = {"workflow_type": "Workflow", "most": "At most", "window_seconds": "Window"}
+
+
+def _wrong(form: LimitForm, name: str) -> str:
+    label = _LIMIT_LABELS.get(name, name.capitalize())
+    if name in ("most", "window_seconds"):
+        unit = "seconds" if name == "window_seconds" else "calls or minor units (4200 is 42.00)"
+        return f"“{label}” cannot be read: it is a whole number above 0, in {unit}."
+    if form.has_error(name, "max_length"):
+        return f"“{label}” is longer than {form.fields[name].max_length} characters."  # type: ignore[attr-defined]
+    if form.has_error(name, "null_characters_not_allowed"):
+        return f"“{label}” holds a character that cannot be kept (NUL)."
+    return f"The form came without a usable {name}."
 
 
 class AuditForm(forms.Form):

@@ -431,6 +431,46 @@ def test_a_currency_that_is_written_otherwise_on_record_is_refused_and_a_new_one
     assert put(**sums, currency="SEK").verdict is Verdict.DONE
 
 
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ({"action": "unlisted"}, "unlisted declares no money"),
+        ({"provider": "clerk", "action": "unlisted"}, "clerk/unlisted declares no money"),
+        ({"provider": "blind"}, "No action of blind declares money"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["amount", "rate"])  # an attempt that has no currency is in no window of one
+def test_a_limit_in_a_currency_on_what_declares_no_money_is_refused(
+    clerk: Clerk, named: dict[str, str], told: str, kind: str
+) -> None:
+    answer = put(kind, currency="USD", most=1, window_seconds=3600, **named)
+    assert answer.verdict is Verdict.REFUSED
+    assert f"{told}, so this would hold nothing back. Sums are counted for clerk/keyed." in answer.message
+    assert not Limit.objects.exists()
+    assert Entry.objects.filter(subject="limit:new", event="refused").count() == 1
+
+
+def test_a_sum_is_limited_of_what_declared_money_when_it_was_recorded(clerk: Clerk, settings: Any) -> None:
+    perform()
+    settings.AFTERCALL_PROVIDERS = ["tests.scripted.blind"]
+    registry.forget()
+    assert put("amount", provider="clerk", currency="USD", most=1, window_seconds=3600).verdict is Verdict.DONE
+
+
+def test_only_calls_of_its_currency_take_the_room_of_a_limit_in_one(clerk: Clerk) -> None:
+    put("concurrency", provider="clerk", currency="USD", most=1)
+    euros = {"order": "1002", "amount": 9_900, "currency": "EUR"}
+    meanwhile: list[executor.Outcome] = []
+
+    def dollars_meanwhile(call: Any) -> Any:
+        meanwhile.append(perform(2))
+        return applied("r-first")
+
+    clerk.answers(dollars_meanwhile)
+    perform(1, request=euros)
+    assert meanwhile[0].state is State.SUCCEEDED
+
+
 # Ceilings
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from console import access
 from console.models import Tenant
-from reconciliation import watch
+from reconciliation import transition, watch
 from reconciliation.models import Limit
 from tests import cast
 from tests.database import Clock
@@ -112,6 +112,74 @@ def test_a_typo_stops_nothing_and_the_form_comes_back_with_what_was_typed(ann: A
     token = re.search(r'name="token" value="([^"]+)"><input type="hidden" name="kind" value="stop"', page)
     assert token is not None
     assert "Set." in text(stop(ann, token=token[1]))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"most": "4e2"}, "“At most” cannot be read: it is a whole number above 0, in calls or minor units"),
+        ({"most": "4.200,00"}, "“At most” cannot be read"),
+        ({"most": 10**30}, "a whole number above 0"),
+        ({"window_seconds": "1h"}, "“Window” cannot be read: it is a whole number above 0, in seconds."),
+        ({"reason": "x" * 3000}, "“Reason” is longer than 2000 characters."),
+        ({"workflow_type": "damaged\0item"}, "“Workflow” holds a character that cannot be kept (NUL)."),
+    ],
+)
+def test_what_cannot_be_read_is_named_and_nothing_that_was_typed_is_lost(
+    ann: Any, given: dict[str, Any], told: str
+) -> None:
+    typed = {"kind": "rate", "most": "5", "window_seconds": "60", "currency": "USD", "action": "refund.create"} | given
+    answer = stop(ann, **typed)
+    assert answer.status_code == 422
+    assert told in text(answer)
+    page = answer.content.decode()
+    for name, value in (typed | {"reason": given.get("reason", "double payouts")}).items():
+        if name == "kind":
+            assert '<option value="rate" selected>' in page
+        elif value != 10**30:
+            kept = str(value).replace("\0", "\ufffd")
+            assert re.search(rf'id="limit-[a-z]+" name="{name}"[^>]* value="{re.escape(kept)}"', page), name
+    assert not Limit.objects.exists()
+
+
+def test_a_number_that_cannot_be_read_changes_no_limit_and_the_reason_is_kept(ann: Any) -> None:
+    stop(ann, kind="rate", most=5, window_seconds=60)
+    limit = Limit.objects.get()
+    for most in ("1e1", "", "0", str(2**63), "٣"):
+        asked = {"version": limit.version, "most": most, "reason": "it sends too much", "token": uuid.uuid4()}
+        answer = ann.post(f"/limits/{limit.pk}/change", asked)
+        assert answer.status_code == 422, most
+        assert "another whole number above 0" in text(answer)
+        assert "it sends too much" in text(answer)
+    assert Limit.objects.get().most == 5
+
+
+def test_what_is_in_force_for_a_name_that_nothing_bears_says_so_and_is_released(ann: Any) -> None:
+    by_hand = cast.SETTER.fact("limit_set")
+    for number, columns in enumerate(
+        (
+            {"kind": "stop", "provider": "Pay"},
+            {"kind": "rate", "provider": "pay", "action": "refund", "most": 5, "window_seconds": 60},
+            {"kind": "stop", "workflow_type": "damaged-item"},
+            {"kind": "amount", "provider": "desk", "currency": "USD", "most": 5, "window_seconds": 60},
+            {"kind": "stop", "provider": "pay"},
+        )
+    ):
+        row = {"tenant": "t_acme", "set_by": "person:1", "set_by_name": "op_ann", "reason": f"before {number}"}
+        assert transition.set_limit(row=row | columns, fact=by_hand)
+    cast.operation(provider="desk", action="ticket.open", amount=None, workflow_id="T-1", step="ticket")
+    cast.operation(tenant="t_beta", provider="Pay")
+    page = text(ann.get("/limits"))
+    for told in (
+        "no provider here is called Pay, configured or on record.",
+        "no action here is called refund, configured or on record.",
+        "no workflow here is called damaged-item, configured or on record.",
+        "It holds nothing back: No action of desk declares money.",
+    ):
+        assert told in page
+    assert page.count("It holds nothing back") == 4
+    assert text(ann.get("/limits", headers={"HX-Request": "true"})).count("It holds nothing back") == 4
+    assert "Released." in text(lift(ann, Limit.objects.get(provider="Pay")))
 
 
 def test_names_of_another_tenant_are_neither_offered_nor_known(people: dict[str, Any], ann: Any) -> None:

@@ -45,7 +45,7 @@ def set_limit(request: HttpRequest) -> HttpResponse:
     """Set a stop switch or a limit."""
     form = LimitForm(request.POST)
     if not form.is_valid():
-        raise BadRequest(form.problem())
+        return _unreadable(request, form)
     wanted = form.wanted()
     if wanted.tenant and wanted.tenant not in access.tenants_of(request):
         raise Http404(access.NOT_FOUND)
@@ -53,7 +53,7 @@ def set_limit(request: HttpRequest) -> HttpResponse:
     clean = form.cleaned_data
     answer = domain.set_limit(wanted, actor=actor, reason=clean["reason"], token=clean["token"])
     if answer.verdict is Verdict.REFUSED and actor.may(Permission.STOP):
-        return _not_set(request, answer, clean)
+        return _not_set(request, f"{answer.message} The attempt is on record.", clean)
     return _answered(request, answer, reason=clean["reason"], allowed=actor.may(Permission.STOP))
 
 
@@ -76,11 +76,17 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
     return _answered(request, answer, reason=clean["reason"], allowed=actor.may(Permission.STOP))
 
 
-def _not_set(request: HttpRequest, answer: Answer, clean: dict[str, Any]) -> HttpResponse:
+def _unreadable(request: HttpRequest, form: LimitForm) -> HttpResponse:
+    if not form.is_of_page or not access.tenants_of(request, Permission.STOP):
+        raise BadRequest(form.problem())
+    return _not_set(request, form.problem(), form.typed())
+
+
+def _not_set(request: HttpRequest, why: str, typed: dict[str, Any]) -> HttpResponse:
     """The page again, with what was typed in its form and what is wrong with it."""
-    form = "stop" if clean["kind"] == "stop" else "limit"
-    typed = {name: "" if value is None else value for name, value in clean.items()}
-    facts = _facts(request) | {"refused": answer, "typed": {form: typed}}
+    form = "stop" if typed["kind"] == "stop" else "limit"
+    typed = {name: "" if value is None else value for name, value in typed.items()}
+    facts = _facts(request) | {"refused": why, "typed": {form: typed}}
     return live.answer(request, page="limits.html", part="_limits.html", facts=facts, status=422)
 
 
@@ -103,6 +109,7 @@ class Row:
 
     limit: Limit
     told: wording.LimitTold
+    idle: str
     tokens: tuple[uuid.UUID, uuid.UUID] | None
     by_two: bool
     asked: list[tuple[Approval, str, str]]
@@ -112,7 +119,9 @@ def _row(request: HttpRequest, limit: Limit, *, may: bool) -> Row:
     actor = access.actor_for(request, limit.tenant or access.EVERYWHERE)
     tokens = (uuid.uuid4(), uuid.uuid4()) if may else None
     asked = approvals.standing(limit) if limit.tenant or actor.may(Permission.VIEW) else []
-    return Row(limit, wording.limit(limit), tokens, domain.needs_two(limit, actor), asked)
+    names = ("tenant", "provider", "action", "workflow_type", "currency")
+    idle = places.idle(**{name: getattr(limit, name) for name in names})
+    return Row(limit, wording.limit(limit), idle, tokens, domain.needs_two(limit, actor), asked)
 
 
 def _may_lift(limit: Limit, mine: list[str], everywhere: bool) -> bool:

@@ -47,7 +47,7 @@ BEGIN
             SELECT count(*) INTO v_sum FROM reconciliation_operation o
              WHERE o.state = 'pending' AND o.id <> p_op.id AND v_limit.tenant IN ('', o.tenant)
                AND v_limit.provider IN ('', o.provider) AND v_limit.action IN ('', o.action)
-               AND v_limit.workflow_type IN ('', o.workflow_type);
+               AND v_limit.workflow_type IN ('', o.workflow_type) AND upper(v_limit.currency) IN ('', o.currency);
             IF v_sum >= v_limit.most THEN
                 code := 'limit_concurrency';
                 wait := 2;
