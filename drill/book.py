@@ -20,6 +20,7 @@ from reconciliation.providers.sql import SqlProvider
 
 TABLE = """
 CREATE TABLE IF NOT EXISTS drill_book (id bigserial PRIMARY KEY, reference text NOT NULL, action text NOT NULL);
+CREATE INDEX IF NOT EXISTS drill_book_reference ON drill_book (reference);
 GRANT SELECT, INSERT ON drill_book TO PUBLIC;
 GRANT USAGE ON drill_book_id_seq TO PUBLIC;
 """
