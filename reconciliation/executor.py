@@ -21,7 +21,7 @@ from django.db import (
 )
 
 from . import consent, fence, local, lost_time, policy, registry, settlement, storable, transition, workers
-from .actors import Actor
+from .actors import SYSTEM, Actor
 from .anchor import AnchorUnreadable
 from .claims import (
     DATABASE_ERRORS,
@@ -242,22 +242,26 @@ def attempt_again(
             consent.ask_again(operation, actor=actor)
         raise
     except (transition.KeyForgotten, transition.NewerSent) as refusal:
-        _call_a_person(operation, refusal.verdict, actor)
+        _call_for(operation, refusal.verdict, actor)
         raise
     except transition.Limited as limited:
         if limited.code == "maybe_replayed":
             lost_time.look_first(Operation.objects.get(pk=operation.pk))
         elif limited.wait is None:
-            _call_a_person(operation, limited.code, actor)
+            _call_for(operation, limited.code, actor)
         fence.forget()
         raise
     return dispatch(claim)
 
 
-def _call_a_person(operation: Operation, reason: str, actor: Actor) -> None:
+def _call_for(operation: Operation, reason: str, actor: Actor) -> None:
     """What is proven not applied and may no longer be sent would be asked for ever; an unknown one is looked up."""
-    if actor.kind == "person" or operation.state not in (State.READY, State.FAILED_RETRYABLE):
-        return
+    if actor.kind != "person" and operation.state in (State.READY, State.FAILED_RETRYABLE):
+        call_a_person(operation, reason, actor=actor)
+
+
+def call_a_person(operation: Operation, reason: str, *, actor: Actor = SYSTEM) -> None:
+    """Mark an operation with which automation cannot go on. Raises StaleVersion where it moved on meanwhile."""
     transition.transition(
         operation.subject,
         to=None,

@@ -84,11 +84,11 @@ def _retry(operation: Operation) -> None:
     try:
         retrying.retry(operation.pk, version=operation.version)
     except retrying.NotRetryable:
-        call_a_person(operation, "shredded" if operation.shredded_at is not None else "seen_after_all")
+        executor.call_a_person(operation, "shredded" if operation.shredded_at is not None else "seen_after_all")
     except registry.Unregistered as missing:
         _leave_to_others(operation, missing)
     except CannotOpen:
-        call_a_person(operation, "request_unreadable")
+        executor.call_a_person(operation, "request_unreadable")
 
 
 def _leave_to_others(operation: Operation, missing: registry.Unregistered) -> None:
@@ -96,19 +96,7 @@ def _leave_to_others(operation: Operation, missing: registry.Unregistered) -> No
     log.warning("operation_left_to_others", operation=operation.pk, why=str(missing))
     since = max(operation.updated_at, operation.not_before or operation.updated_at)
     if transition.database_now() - since >= timedelta(seconds=settings.AFTERCALL_STUCK_AFTER):
-        call_a_person(operation, "no_handler")
-
-
-def call_a_person(operation: Operation, reason: str) -> None:
-    """Mark an operation with which automation cannot go on. Raises StaleVersion where it moved on meanwhile."""
-    transition.transition(
-        operation.subject,
-        to=None,
-        version=operation.version,
-        patch={"escalation_reason": reason, "due_at": None},
-        after={"escalated_at": 0},
-        fact=SYSTEM.fact(reason),
-    )
+        executor.call_a_person(operation, "no_handler")
 
 
 def _repeat(operation: Operation) -> None:

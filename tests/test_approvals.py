@@ -625,7 +625,7 @@ def stopped(clerk, clock):
     """A case that two people agreed to send again while a stop switch held it back, and the switch."""
     case = unknown(clerk)
     clock.advance(60)
-    sweeping.call_a_person(case, "no_conclusive_answer")
+    executor.call_a_person(case, "no_conclusive_answer")
     do(case, "send_again", ANN)
     assert put(provider="clerk").verdict is Verdict.DONE
     answer = press("approve", the(case.pk, "send_again"), ROOT)

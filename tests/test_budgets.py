@@ -358,7 +358,7 @@ def test_what_a_step_never_repeats_fails_once_absence_is_proven(clerk, clock):
 def test_where_a_person_was_called_what_a_step_never_repeats_is_left_to_that_person(clerk, clock):
     clerk.answers(LOST)
     pk = tried(step("lookup", never=frozenset({ErrorClass.UNKNOWN})))
-    sweeping.call_a_person(row(pk), "no_conclusive_answer")
+    executor.call_a_person(row(pk), "no_conclusive_answer")
     clerk.sees(absent())
     for _ in range(3):
         clock.advance(61)

@@ -12,7 +12,7 @@ import time_machine
 from django.db import connections
 
 from audit.models import Entry
-from reconciliation import fence, reconciler, restore, retention, sweeping, timekeeping, transition, watch
+from reconciliation import executor, fence, reconciler, restore, retention, sweeping, timekeeping, transition, watch
 from reconciliation.executor import perform
 from reconciliation.models import Clock, Limit, Operation, Signal, Tombstone
 from reconciliation.pressing import Verdict
@@ -121,7 +121,7 @@ def test_an_open_consent_does_not_live_longer_because_the_clock_was_set_back(cle
 def test_a_key_is_not_remembered_longer_because_the_clock_was_set_back(clerk, clock):
     clerk.answers(LOST)
     pk = perform(order("unlisted"), actor=AGENT).pk
-    sweeping.call_a_person(row(pk), "no_conclusive_answer")
+    executor.call_a_person(row(pk), "no_conclusive_answer")
     clock.set(row(pk).same_key_until)
     looks()
     clock.jump(-3600)

@@ -153,7 +153,7 @@ def test_a_refused_credential_covers_no_earlier_attempt_late_either(clerk):
 
 def test_where_a_person_was_called_a_late_refusal_leaves_the_ending_to_that_person(clerk):
     pk = made(clerk, LOST, action="unlisted")
-    sweeping.call_a_person(row(pk), "no_conclusive_answer")
+    executor.call_a_person(row(pk), "no_conclusive_answer")
     report(pk, 1, error_class="rejected")
     reconciler.reconcile(pk, actor=OLGA)
     operation = row(pk)

@@ -69,7 +69,7 @@ def step(name):
 
 
 def hand_over(operation):
-    sweeping.call_a_person(operation, "no_conclusive_answer")
+    executor.call_a_person(operation, "no_conclusive_answer")
 
 
 def hold(run):

@@ -11,7 +11,7 @@ from django.db import connection
 from django.test import override_settings
 
 from examples.order_desk.workflow import DAMAGED_ITEM
-from reconciliation import actions, checks, deeds, leases, registry, run_deeds, runs, sweeping
+from reconciliation import actions, checks, deeds, executor, leases, registry, run_deeds, runs, sweeping
 from reconciliation.actions import Press
 from reconciliation.models import Chosen, Operation, Run
 from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
@@ -193,7 +193,7 @@ def test_a_run_that_walks_back_goes_on_by_itself_when_its_stuck_undo_is_found_af
     run = start("saga")
     for _ in range(3):
         sweeping.sweep()
-    sweeping.call_a_person(Operation.objects.get(step="undo:charge"), "no_conclusive_answer")
+    executor.call_a_person(Operation.objects.get(step="undo:charge"), "no_conclusive_answer")
     settle(clock)
     run.refresh_from_db()
     assert (run.state, run.escalation_reason) == (RunState.COMPENSATING, "undo_incomplete")
@@ -213,7 +213,7 @@ def test_a_run_is_not_stopped_for_one_branch_while_automation_goes_on_with_anoth
     monkeypatch.setattr(sagas, "perform", perform)
     run = start("apart")
     sweeping.sweep()
-    sweeping.call_a_person(Operation.objects.get(step="reserve"), "no_conclusive_answer")
+    executor.call_a_person(Operation.objects.get(step="reserve"), "no_conclusive_answer")
     sweeping.sweep()
     run.refresh_from_db()
     assert states() == {"reserve": State.AMBIGUOUS, "charge": State.FAILED_RETRYABLE}
