@@ -253,12 +253,17 @@ def _judge_spent(attempt: Attempt, observed: Observed, facts: Mapping[str, Any],
     Where nothing ever left this machine that is no final answer about the operation either.
     """
     spent = str(facts["reason_code"])
-    if attempt.spent_is_final and error_class is not ErrorClass.NOT_SENT:
+    if spent_fails(final=attempt.spent_is_final, error_class=error_class):
         return Judged(to=State.FAILED_TERMINAL, reason_code=spent, observed=observed, patch=facts)
     waits = {**facts, "escalation_reason": spent, "due_at": None}
     return Judged(
         to=State.FAILED_RETRYABLE, reason_code=spent, observed=observed, patch=waits, after={"escalated_at": 0}
     )
+
+
+def spent_fails(*, final: bool, error_class: str) -> bool:
+    """Whether a spent budget fails it: not where it must be done, nor where nothing left, or was only found absent."""
+    return final and error_class in policy.NOT_APPLIED and error_class != ErrorClass.NOT_SENT
 
 
 def _judge_unknown(attempt: Attempt, observed: Observed, error: BaseException, error_class: ErrorClass) -> Judged:

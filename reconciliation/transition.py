@@ -84,6 +84,10 @@ class NotDue(TransitionRefused):
     verdict, sentence = "not_due", "It may not be claimed yet."
 
 
+class TimeSpent(TransitionRefused):
+    verdict, sentence = "time_spent", "It has been tried for as long as its step may be; a person may still retry it."
+
+
 class NewerSent(TransitionRefused):
     verdict, sentence = "newer_sent", "A newer operation on the same object was sent; repeating this one would undo it."
 
@@ -215,7 +219,7 @@ REFUSALS: dict[str, type[TransitionRefused]] = {
         Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, NewerSent, ReportedApplied, RunNotHeld,
         StepUnknown, LockHeld, NotApproved, ApprovalPastUseBy, ApprovalUsed, ApprovalOfAnother, ApprovalExpired,
         OwnRequest, NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting, Shredded, Pruned, TooOld,
-        Limited, TransactionLeft, Waived,
+        Limited, TransactionLeft, Waived, TimeSpent,
     )
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ import pytest
 
 from reconciliation import executor, reconciler, retrying, settling, spool, sweeping, transition
 from reconciliation.executor import perform
-from reconciliation.models import JournalEntry
+from reconciliation.models import JournalEntry, Limit
 from reconciliation.policy import ErrorClass, RetryPolicy
 from reconciliation.providers.base import (
     KeyInUse,
@@ -21,6 +21,7 @@ from reconciliation.providers.base import (
 from reconciliation.states import Kind, Subject
 from reconciliation.transition import Observed
 from tests.scripted import AGENT, OLGA, absent, applied, cannot_tell, found, order, row
+from tests.test_limits import put, release
 
 LOST = OutcomeUnknown("no answer came")
 ACCEPTED = Receipt(status="accepted", cost=50)
@@ -200,7 +201,7 @@ def test_clean_refusals_for_as_long_as_the_step_may_fail_it(clerk, clock):
     clerk.answers(*[Unavailable("later", status=503)] * 30)
     pk = tried(step(attempts=30, intervals=(60,) * 30, max_elapsed=170))
     pass_time(clock, rounds=10, seconds=61)
-    assert (row(pk).state, row(pk).reason_code, len(clerk.calls)) == ("failed_terminal", "time_spent", 4)
+    assert (row(pk).state, row(pk).reason_code, len(clerk.calls)) == ("failed_terminal", "time_spent", 3)
 
 
 def test_a_connection_that_is_refused_from_the_start_reaches_the_cap_too(clerk, clock):
@@ -208,8 +209,69 @@ def test_a_connection_that_is_refused_from_the_start_reaches_the_cap_too(clerk, 
     pk = tried(step(attempts=30, intervals=(60,) * 30, max_elapsed=170))
     pass_time(clock, rounds=10, seconds=61)
     operation = row(pk)
-    assert (operation.state, operation.escalation_reason, len(clerk.calls)) == ("failed_retryable", "time_spent", 4)
+    assert (operation.state, operation.escalation_reason, len(clerk.calls)) == ("failed_retryable", "time_spent", 3)
     assert operation.first_sent_at is None
+
+
+def test_what_waits_beyond_the_end_of_its_time_is_not_sent_after_it(clerk, clock):
+    clerk.answers(Unavailable("later", status=503))
+    pk = tried(step(intervals=(300,), max_elapsed=170))
+    pass_time(clock, rounds=1, seconds=301)
+    assert (row(pk).state, row(pk).reason_code, len(clerk.calls)) == ("failed_terminal", "time_spent", 1)
+    assert row(pk).due_at is None
+
+
+def test_what_was_held_back_until_its_time_was_over_is_not_sent_any_more(clerk, clock):
+    clerk.answers(Unavailable("later", status=503))
+    pk = tried(step(intervals=(60,), max_elapsed=170))
+    put("stop", tenant="acme")
+    pass_time(clock, rounds=2, seconds=61)
+    assert (row(pk).state, len(clerk.calls)) == ("failed_retryable", 1)
+    release(Limit.objects.get())
+    pass_time(clock, rounds=2, seconds=61)
+    assert (row(pk).state, row(pk).reason_code, len(clerk.calls)) == ("failed_terminal", "time_spent", 1)
+
+
+def test_a_step_that_must_be_done_goes_to_a_person_when_its_time_ends_while_it_waits(clerk, clock):
+    clerk.answers(Unavailable("later", status=503))
+    pk = tried(replace(step(intervals=(300,), max_elapsed=170), spent_is_final=False))
+    pass_time(clock, rounds=3, seconds=301)
+    operation = row(pk)
+    assert (operation.state, operation.escalation_reason, len(clerk.calls)) == ("failed_retryable", "time_spent", 1)
+    retrying.retry(pk, actor=OLGA, reason="the provider is well again")
+    assert row(pk).state == "succeeded"
+
+
+def test_what_is_proven_absent_goes_to_a_person_when_its_time_ends_while_it_waits(clerk, clock):
+    clerk.answers(LOST)
+    clerk.sees(absent())
+    pk = tried(step("lookup", intervals=(200,), max_elapsed=170))
+    pass_time(clock, rounds=6)
+    operation = row(pk)
+    assert (operation.state, operation.escalation_reason, len(clerk.calls)) == ("failed_retryable", "time_spent", 1)
+
+
+def test_what_is_unknown_is_not_sent_again_when_its_time_ends_during_the_look_up(clerk, clock, monkeypatch):
+    def slow(call):
+        clock.advance(120)
+        return cannot_tell()
+
+    clerk.answers(LOST)
+    monkeypatch.setattr(clerk, "look_up", slow)
+    pk = tried(step("unlisted", intervals=(60,), max_elapsed=170))
+    pass_time(clock, rounds=1, seconds=61)
+    assert (row(pk).state, row(pk).escalated_at, len(clerk.calls)) == ("ambiguous", None, 1)
+    pass_time(clock, rounds=1, seconds=61)
+    assert (row(pk).state, row(pk).escalation_reason, len(clerk.calls)) == ("ambiguous", "time_spent", 1)
+
+
+def test_a_late_report_of_success_comes_before_the_end_of_its_time(clerk, clock):
+    clerk.answers(Unavailable("later", status=503))
+    pk = tried(step(intervals=(300,), max_elapsed=170))
+    clock.advance(301)
+    report(pk, 1, status="applied", provider_operation_id="r-1")
+    sweeping.sweep()
+    assert (row(pk).state, len(clerk.calls)) == ("succeeded", 1)
 
 
 def test_the_time_before_its_first_claim_is_not_the_steps(clerk, clock):

@@ -608,6 +608,7 @@ END $$;
 --   same_key      the key is still remembered      due          not_before has passed
 --   no_newer      no newer operation with this action on this business object was sent
 --   unreported    no late report says that it was applied
+--   before:<t>    its step's cap on time, which ends at t, has not been reached
 --   held          p_generation is the current one and the state is pending, whatever the lease's clock says
 -- p_patch holds columns, and "cost": minor units that are added to what the other attempts have cost.
 -- p_consent: "ask" is the request for consent that goes with a move to awaiting_approval, "use" names the approval of an
@@ -675,6 +676,10 @@ BEGIN
         IF verdict IS NULL AND p_to = 'pending' AND v_old.undo_of_id IS NOT NULL AND p_run_generation IS NULL
            AND NOT ledger_lock_free(v_run) THEN
             verdict := 'lock_held';
+        END IF;
+        IF verdict IS NULL AND EXISTS (SELECT 1 FROM unnest(p_guard) AS g
+                                       WHERE g LIKE 'before:%' AND substr(g, 8)::timestamptz <= v_now) THEN
+            verdict := 'time_spent';
         END IF;
     END IF;
     IF verdict IS NULL AND p_to IS NOT NULL THEN
