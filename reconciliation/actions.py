@@ -108,6 +108,8 @@ def _say_look_up(view: View) -> Say:
         return True, "Looks whether its result is on record. What did not commit with its result was rolled back."
     if operation.state == State.PENDING:
         return True, "The worker's lease is over: ends it, and asks the provider what became of the call."
+    if view.nobody_to_ask:
+        return False, f"{operation.provider} offers no look-up, so nobody can be asked from here."
     provable = absence_provable_at(operation, view.spec) if view.spec else None
     sentence = f"Asks {operation.provider} what it knows of this call. Sends nothing."
     if operation.sighted:

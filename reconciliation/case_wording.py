@@ -211,6 +211,8 @@ def _to_which(operation: Operation) -> str:
 
 def _looking(operation: Operation, entries: list[JournalEntry]) -> str:
     findings = [entry for entry in entries if entry.kind == "finding"]
+    if not findings and operation.look_ups:
+        return "It cannot be looked up: its provider offers no look-up."
     if not findings:
         return "It was not looked up yet." if operation.state == State.AMBIGUOUS else ""
     newest = max(findings, key=lambda entry: entry.pk)
@@ -412,12 +414,13 @@ def _detail(operation: Operation, verdict: str, now: datetime) -> str:
     parts = []
     if operation.escalated_at and not (operation.look_ups and operation.escalation_reason == "no_conclusive_answer"):
         parts.append(reason(operation.escalation_reason))
-    if operation.look_ups or verdict:
+    if verdict:
         parts.append(f"looked up {_times(operation)}: {FINDINGS.get(verdict, 'no verdict')}")
     if operation.not_before and operation.not_before > now and operation.state != State.AMBIGUOUS:
         parts.append(f"next attempt in {duration(operation.not_before - now)}")
     elif operation.due_at and operation.due_at > now and operation.state == State.AMBIGUOUS:
-        parts.append(f"next look-up in {duration(operation.due_at - now)}")
+        next_ = "looked at again" if operation.look_ups and not verdict else "next look-up"
+        parts.append(f"{next_} in {duration(operation.due_at - now)}")
     elif not parts and operation.reason_code:
         parts.append(reason(operation.reason_code))
     return " · ".join(parts)

@@ -75,6 +75,11 @@ class View:
         return is_local(self.spec)
 
     @property
+    def nobody_to_ask(self) -> bool:
+        """Whether its provider is known here and has no look-up."""
+        return self.spec is not None and registry.look_up_of(self.operation.provider) is None
+
+    @property
     def found(self) -> bool:
         """Whether the newest look-up found it and nothing that was asked differs from it."""
         return self.finding.get("verdict") == "found" and "differs" not in self.finding.get("compared", {}).values()

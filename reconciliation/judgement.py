@@ -14,10 +14,12 @@ from django.conf import settings
 
 from . import policy, sealing
 from .models import Operation
-from .providers.base import ActionSpec, Finding, Repeat, Verdict
+from .providers.base import ActionSpec, Finding, Repeat, Source, Verdict
 from .states import Basis, State
 from .transition import unmarked
 
+# Stands where a finding would, of a provider that has no look-up: nothing was asked, so nothing of it is evidence.
+NOBODY_TO_ASK = Finding(verdict=Verdict.CANNOT_TELL, source=Source.BY_KEY, note="this provider has no look-up")
 SIGHTINGS = frozenset({Verdict.FOUND, Verdict.REMOVED, Verdict.SEVERAL, Verdict.MISMATCH, Verdict.IN_PROGRESS})
 TO_A_PERSON = {
     Verdict.REMOVED: "removed_since",
@@ -62,6 +64,11 @@ class Evidence:
         return policy.RetryPolicy.read(self.operation.retry_policy, self.spec)
 
     @property
+    def asked(self) -> bool:
+        """Whether somebody was asked, or told by himself."""
+        return self.finding is not NOBODY_TO_ASK
+
+    @property
     def cap(self) -> str:
         """The cap of its step's policy that is reached, or nothing."""
         operation = self.operation
@@ -104,7 +111,7 @@ def judge(evidence: Evidence) -> Judgement:
         return to_a_person(evidence, TO_A_PERSON[finding.verdict])
     if finding.verdict is Verdict.ABSENT:
         return _judge_absent(evidence)
-    return _look_again(evidence, f"look_up_{finding.verdict}")
+    return _look_again(evidence, f"look_up_{finding.verdict}" if evidence.asked else "nobody_to_ask")
 
 
 def _judge_found(evidence: Evidence) -> Judgement:
@@ -218,7 +225,7 @@ def _look_again(evidence: Evidence, reason: str, *, counted: Mapping[str, Any] |
         why = _why_it_stops(evidence, reason, cap)
         mark = {"escalation_reason": why, "due_at": None}
         return Judgement(to=None, reason_code=reason, escalate=why, patch={**patch, **mark}, after={"escalated_at": 0})
-    due, waits = _next_look_up(evidence), evidence.waits
+    due, waits = _next_look_up(evidence, repeat=repeat), evidence.waits
     if repeat and waits:
         due = min(due, waits)  # looked up once more before it is sent again
     return Judgement(to=None, reason_code=reason, patch=patch, after={"due_at": due}, repeat=repeat and not waits)
@@ -227,6 +234,8 @@ def _look_again(evidence: Evidence, reason: str, *, counted: Mapping[str, Any] |
 def _why_it_stops(evidence: Evidence, reason: str, cap: str) -> str:
     if _only_its_worker_blocks(evidence, reason):
         return "old_worker_may_still_send"
+    if not evidence.asked and cap in ("", "budget_spent"):
+        return "nothing_can_find_out"
     return "no_conclusive_answer" if _time_is_up(evidence) or cap == "budget_spent" else cap
 
 
@@ -255,14 +264,16 @@ def _safe_to_repeat(evidence: Evidence) -> bool:
     return remembered and not waits_for_proof and operation.identical_replays < policy.IDENTICAL_REPLAYS
 
 
-def _next_look_up(evidence: Evidence) -> float:
+def _next_look_up(evidence: Evidence, *, repeat: bool) -> float:
     provable = absence_provable_at(evidence.operation, evidence.spec, evidence.answered_at, evidence.forward_at)
     until = (provable - evidence.started).total_seconds() if provable else None
     delay = policy.look_up_delay(evidence.operation.look_ups + 1, provable_in=until)
-    if evidence.operation.escalate_at is not None:
-        left = (evidence.operation.escalate_at - evidence.started).total_seconds()
-        return min(delay, max(left, 0.0) + 0.05)
-    return delay
+    if evidence.operation.escalate_at is None:
+        return delay
+    left = max((evidence.operation.escalate_at - evidence.started).total_seconds(), 0.0) + 0.05
+    # Where nobody can be asked there is nothing to do before it may be sent again, or a person is called.
+    idle = not evidence.asked and (evidence.waits or not repeat)
+    return left if idle else min(delay, left)
 
 
 def judge_report(evidence: Evidence) -> Judgement:

@@ -19,7 +19,7 @@ from audit.log import Fact
 from . import local, registry, sealing, settlement, storable, timekeeping, transition, workers
 from .actors import SYSTEM, Actor
 from .claims import tried_since
-from .judgement import SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
+from .judgement import NOBODY_TO_ASK, SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
 from .models import JournalEntry, Operation
 from .policy import NOT_APPLIED, ErrorClass, RetryPolicy, covers_earlier, nothing_can_find_out
 from .providers.base import ActionSpec, Call, Finding, Json, ProviderError, Source, Verdict, compare
@@ -170,7 +170,7 @@ def _look(operation: Operation, spec: ActionSpec) -> Finding:
     try:
         look_up = registry.look_up_of(operation.provider)
         if look_up is None:
-            return _cannot_tell("this provider has no look-up")
+            return NOBODY_TO_ASK
         finding = look_up(_call(operation))
     except registry.Unregistered as missing:
         return _cannot_tell(str(missing))
@@ -350,8 +350,15 @@ def _apply(evidence: Evidence, actor: Actor) -> LookedUp:
 
 def _keep(evidence: Evidence, observed: Observed) -> None:
     """It moved on, or was pruned, meanwhile: what a look-up saw is kept. A report is in the journal, not yet judged."""
-    if evidence.report is None:
+    if evidence.report is None and _on_record(evidence):
         transition.note(evidence.operation.subject, [observed])
+
+
+def _on_record(evidence: Evidence) -> bool:
+    """Where nobody was asked about an unknown one there is no finding; of one that has ended it tells that a report was
+    read.
+    """
+    return evidence.asked or evidence.operation.state != State.AMBIGUOUS
 
 
 def _move(evidence: Evidence, judgement: Judgement, actor: Actor, observed: Observed) -> bool:
@@ -367,7 +374,7 @@ def _move(evidence: Evidence, judgement: Judgement, actor: Actor, observed: Obse
         guard=("unreported",) if judgement.to is State.FAILED_TERMINAL else (),
         patch={"look_ups": operation.look_ups + 1, "sighted": sighted, **judgement.patch, "cost": cost},
         after=judgement.after,
-        observed=[observed],
+        observed=[observed] if _on_record(evidence) else [],
         fact=_fact(evidence, judgement, actor, observed),
     )
     return judgement.to is not None
@@ -393,6 +400,8 @@ def _not_counted_yet(operation: Operation, finding: Finding) -> int:
 
 
 def _fact(evidence: Evidence, judgement: Judgement, actor: Actor, observed: Observed) -> Fact:
+    if not _on_record(evidence):
+        return actor.fact(judgement.reason_code)
     fact = actor.fact(
         judgement.reason_code, verdict=str(evidence.finding.verdict), look_up=evidence.operation.look_ups + 1
     )

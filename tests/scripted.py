@@ -100,7 +100,8 @@ class Blind:
     name, account = "blind", "main"
 
     def __init__(self) -> None:
-        self.actions = {"none": spec(), "keyed": spec(**KEYED)}
+        repeated = {"natural": spec(repeat=Repeat.NATURAL, id_names_target=True), "read": spec(repeat=Repeat.READ)}
+        self.actions = {"none": spec(), "keyed": spec(**KEYED), **repeated}
 
     def perform(self, call: Call) -> Receipt:
         return clerk_.perform(call)

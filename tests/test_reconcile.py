@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from audit.models import Entry
-from reconciliation import executor, reconciler, registry, sweeping, transition
+from reconciliation import actions, executor, reconciler, registry, retrying, sweeping, transition
 from reconciliation.executor import perform
 from reconciliation.models import JournalEntry
 from reconciliation.policy import ErrorClass, RetryPolicy
@@ -428,6 +428,46 @@ def test_a_lost_worker_of_what_can_be_asked_about_or_repeated_waits_for_that(
 ):
     operation = lost(clock, monkeypatch, action, provider)
     assert (operation.escalated_at, operation.escalation_reason) == (None, "")
+
+
+@pytest.mark.parametrize("action", ["keyed", "natural", "read"])
+def test_where_nobody_can_be_asked_it_is_repeated_and_nothing_is_called_a_finding(clerk, clock, action):
+    policy = RetryPolicy(intervals=(120,), jitter=0.0)
+    clerk.answers(OutcomeUnknown("no answer came"))
+    pk = perform(replace(order(action, provider="blind"), retry=policy), actor=AGENT).pk
+    for _ in range(11):
+        clock.advance(10)
+        sweeping.sweep()
+    told = Entry.objects.filter(subject=f"operation:{pk}").order_by("id").values_list("reason_code", flat=True)
+    assert (len(clerk.calls), list(told)) == (1, ["claimed", "no_answer", "nobody_to_ask"])
+    clock.advance(15)
+    sweeping.sweep()
+    assert (row(pk).state, len(clerk.calls), "finding" in kinds(pk)) == ("succeeded", 2, False)
+
+
+def test_where_nobody_can_be_asked_a_person_is_called_when_its_attempts_are_used_up(clerk, clock):
+    clerk.answers(*[OutcomeUnknown("no answer came")] * 9)
+    pk = perform(order("read", provider="blind"), actor=AGENT).pk
+    for _ in range(30):
+        clock.advance(10)
+        sweeping.sweep()
+    assert (row(pk).state, row(pk).escalation_reason, len(clerk.calls)) == ("ambiguous", "nothing_can_find_out", 3)
+    assert "finding" not in kinds(pk)
+    preview = next(one for one in actions.previews(row(pk), actor=OLGA) if one.action == "look_up")
+    assert (preview.allowed, preview.why) == (False, "blind offers no look-up, so nobody can be asked from here.")
+    assert retrying.retry(pk, actor=OLGA, reason="it is well again").state == "ambiguous"
+    assert len(clerk.calls) == 4
+
+
+def test_a_doubtful_report_about_a_stopped_one_is_looked_into_once_where_nobody_can_be_asked(clerk, clock, monkeypatch):
+    operation = lost(clock, monkeypatch, "none", "blind")
+    transition.transition(
+        operation.subject, to="terminated", version=operation.version, fact=OLGA.fact("stopped", reason="no use")
+    )
+    report(operation.pk, 1, error_class="unknown")
+    sweeping.sweep()
+    assert row(operation.pk).escalation_reason == "unknown_after_all"
+    assert not reconciler.contradicted(row(operation.pk))
 
 
 def test_the_late_report_of_a_worker_that_nobody_could_ask_about_clears_the_mark(clerk, clock, monkeypatch):
