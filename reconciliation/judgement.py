@@ -18,8 +18,10 @@ from .providers.base import ActionSpec, Finding, Repeat, Source, Verdict
 from .states import Basis, State
 from .transition import unmarked
 
-# Stands where a finding would, of a provider that has no look-up: nothing was asked, so nothing of it is evidence.
+# These stand where a finding would, of what was not asked, so that nothing of it is evidence.
 NOBODY_TO_ASK = Finding(verdict=Verdict.CANNOT_TELL, source=Source.BY_KEY, note="this provider has no look-up")
+ASKED_FOR_TIME = Finding(verdict=Verdict.CANNOT_TELL, source=Source.BY_KEY, note="the provider asked for time")
+NOT_ASKED = {id(NOBODY_TO_ASK): "nobody_to_ask", id(ASKED_FOR_TIME): "asked_for_time"}
 SIGHTINGS = frozenset({Verdict.FOUND, Verdict.REMOVED, Verdict.SEVERAL, Verdict.MISMATCH, Verdict.IN_PROGRESS})
 TO_A_PERSON = {
     Verdict.REMOVED: "removed_since",
@@ -57,6 +59,7 @@ class Evidence:
     forward_at: datetime | None = None  # when the database's clock was last set forward
     elapsed: float = 0.0  # seconds since its first claim, where its policy asks for that
     retry_after: float | None = None  # seconds that the provider asked for, as the late report tells
+    look_up_after: float = 0.0  # seconds that the provider asked for when it was looked up
 
     @property
     def retry(self) -> policy.RetryPolicy:
@@ -66,7 +69,7 @@ class Evidence:
     @property
     def asked(self) -> bool:
         """Whether somebody was asked, or told by himself."""
-        return self.finding is not NOBODY_TO_ASK
+        return id(self.finding) not in NOT_ASKED
 
     @property
     def cap(self) -> str:
@@ -111,7 +114,7 @@ def judge(evidence: Evidence) -> Judgement:
         return to_a_person(evidence, TO_A_PERSON[finding.verdict])
     if finding.verdict is Verdict.ABSENT:
         return _judge_absent(evidence)
-    return _look_again(evidence, f"look_up_{finding.verdict}" if evidence.asked else "nobody_to_ask")
+    return _look_again(evidence, NOT_ASKED.get(id(finding), f"look_up_{finding.verdict}"))
 
 
 def _judge_found(evidence: Evidence) -> Judgement:
@@ -219,22 +222,23 @@ def _look_again(evidence: Evidence, reason: str, *, counted: Mapping[str, Any] |
     operation, patch = evidence.operation, dict(counted or {})
     if operation.escalated_at is not None:
         return Judgement(to=None, reason_code=reason, patch=patch)
-    repeat = _safe_to_repeat(evidence) and not evidence.never_repeated
+    # A provider that asks for time gets it, and is asked once more before it is sent anything again.
+    repeat = not evidence.look_up_after and _safe_to_repeat(evidence) and not evidence.never_repeated
     cap = evidence.cap if repeat else ""
     if _time_is_up(evidence) or cap:
         why = _why_it_stops(evidence, reason, cap)
         mark = {"escalation_reason": why, "due_at": None}
         return Judgement(to=None, reason_code=reason, escalate=why, patch={**patch, **mark}, after={"escalated_at": 0})
-    due, waits = _next_look_up(evidence, repeat=repeat), evidence.waits
-    if repeat and waits:
-        due = min(due, waits)  # looked up once more before it is sent again
-    return Judgement(to=None, reason_code=reason, patch=patch, after={"due_at": due}, repeat=repeat and not waits)
+    due = _next_look_up(evidence, repeat=repeat)
+    return Judgement(
+        to=None, reason_code=reason, patch=patch, after={"due_at": due}, repeat=repeat and not evidence.waits
+    )
 
 
 def _why_it_stops(evidence: Evidence, reason: str, cap: str) -> str:
     if _only_its_worker_blocks(evidence, reason):
         return "old_worker_may_still_send"
-    if not evidence.asked and cap in ("", "budget_spent"):
+    if evidence.finding is NOBODY_TO_ASK and cap in ("", "budget_spent"):
         return "nothing_can_find_out"
     return "no_conclusive_answer" if _time_is_up(evidence) or cap == "budget_spent" else cap
 
@@ -265,15 +269,25 @@ def _safe_to_repeat(evidence: Evidence) -> bool:
 
 
 def _next_look_up(evidence: Evidence, *, repeat: bool) -> float:
+    """Seconds until it is looked at again: on schedule, not before the provider wants to be asked, and once more before
+    it is sent again; in any case when a person is to be called.
+    """
     provable = absence_provable_at(evidence.operation, evidence.spec, evidence.answered_at, evidence.forward_at)
     until = (provable - evidence.started).total_seconds() if provable else None
-    delay = policy.look_up_delay(evidence.operation.look_ups + 1, provable_in=until)
-    if evidence.operation.escalate_at is None:
-        return delay
-    left = max((evidence.operation.escalate_at - evidence.started).total_seconds(), 0.0) + 0.05
-    # Where nobody can be asked there is nothing to do before it may be sent again, or a person is called.
-    idle = not evidence.asked and (evidence.waits or not repeat)
-    return left if idle else min(delay, left)
+    due = policy.look_up_delay(evidence.operation.look_ups + 1, provable_in=until)
+    end = _left(evidence)
+    if evidence.finding is NOBODY_TO_ASK and (evidence.waits or not repeat):
+        due = end or due  # there is nothing to do before it may be sent again
+    if repeat and evidence.waits:
+        due = min(due, evidence.waits)
+    due = max(due, evidence.look_up_after)
+    return due if end is None else min(due, end)
+
+
+def _left(evidence: Evidence) -> float | None:
+    """Seconds until a person is called."""
+    until = evidence.operation.escalate_at
+    return max((until - evidence.started).total_seconds(), 0.0) + 0.05 if until else None
 
 
 def judge_report(evidence: Evidence) -> Judgement:

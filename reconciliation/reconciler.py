@@ -19,7 +19,7 @@ from audit.log import Fact
 from . import local, registry, sealing, settlement, storable, timekeeping, transition, workers
 from .actors import SYSTEM, Actor
 from .claims import tried_since
-from .judgement import NOBODY_TO_ASK, SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
+from .judgement import ASKED_FOR_TIME, NOBODY_TO_ASK, SIGHTINGS, Evidence, Judgement, judge, judge_report, to_a_person
 from .models import JournalEntry, Operation
 from .policy import NOT_APPLIED, ErrorClass, RetryPolicy, covers_earlier, nothing_can_find_out
 from .providers.base import ActionSpec, Call, Finding, Json, ProviderError, Source, Verdict, compare
@@ -51,8 +51,11 @@ COMMITS_TOGETHER = (
 )
 
 
-def reconcile(pk: int, *, actor: Actor = SYSTEM, version: int | None = None) -> LookedUp:
+def reconcile(pk: int, *, actor: Actor = SYSTEM, version: int | None = None, on_schedule: bool = False) -> LookedUp:
     """Find out what became of an operation and move it by what was found.
+
+    `on_schedule` says that nobody asked for it: an unknown one is not looked up before the time that its provider asked
+    for when it was last looked up is over.
 
     Ends an expired lease first. Raises LeaseLive while a live lease holds it, StaleVersion where `version` is not the
     current one, CannotLookUp where nothing was ever sent or nothing can look.
@@ -71,7 +74,7 @@ def reconcile(pk: int, *, actor: Actor = SYSTEM, version: int | None = None) -> 
     kept = _kept_report(operation, started)
     if kept is not None:
         return _apply(kept, actor)
-    return _apply(_evidence(operation, started), actor)
+    return _apply(_evidence(operation, started, on_schedule=on_schedule), actor)
 
 
 def current(pk: int, version: int | None) -> Operation:
@@ -137,14 +140,16 @@ def is_local(operation: Operation) -> bool:
     return local.is_local(operation, spec_or_none(operation), [operation.attempts])
 
 
-def _evidence(operation: Operation, started: datetime) -> Evidence:
+def _evidence(operation: Operation, started: datetime, *, on_schedule: bool) -> Evidence:
     spec = spec_or_none(operation) or ActionSpec()
     if local.is_local(operation, spec, operation.unknown_attempts):
         return Evidence(
             operation=operation, spec=spec, finding=_ROLLED_BACK, compared={}, started=started, worker_silent=False,
             rolled_back=True, elapsed=_elapsed(operation, spec, started),
         )  # fmt: skip
-    finding = _look(operation, spec)
+    finding, wait = ASKED_FOR_TIME, _asked_to_wait(operation, started) if on_schedule else 0.0
+    if not wait:
+        finding, wait = _look(operation, spec)
     return Evidence(
         operation=operation,
         spec=spec,
@@ -157,7 +162,17 @@ def _evidence(operation: Operation, started: datetime) -> Evidence:
         answered_at=_answered_at(operation),
         forward_at=timekeeping.put_forward_at(),
         elapsed=_elapsed(operation, spec, started),
+        look_up_after=wait,
     )
+
+
+def _asked_to_wait(operation: Operation, started: datetime) -> float:
+    """Seconds for which the provider still wants not to be asked about an unknown one, as it said the last time."""
+    if operation.state != State.AMBIGUOUS:
+        return 0.0
+    newest = JournalEntry.objects.filter(operation=operation, kind="finding").order_by("-id").first()
+    asked = json.loads(newest.data).get("retry_after") if newest else None
+    return max(asked - (started - newest.at).total_seconds(), 0.0) if newest and asked else 0.0
 
 
 def _elapsed(operation: Operation, spec: ActionSpec, started: datetime) -> float:
@@ -165,23 +180,32 @@ def _elapsed(operation: Operation, spec: ActionSpec, started: datetime) -> float
     return (started - since).total_seconds() if since else 0.0
 
 
-def _look(operation: Operation, spec: ActionSpec) -> Finding:
-    """Ask the provider. What it does not answer, or answers with an error, is cannot_tell."""
+def _look(operation: Operation, spec: ActionSpec) -> tuple[Finding, float]:
+    """Ask the provider. What it does not answer, or answers with an error, is cannot_tell; and for how many seconds it
+    wants not to be asked again.
+    """
     try:
         look_up = registry.look_up_of(operation.provider)
         if look_up is None:
-            return NOBODY_TO_ASK
+            return NOBODY_TO_ASK, 0.0
         finding = look_up(_call(operation))
-    except registry.Unregistered as missing:
-        return _cannot_tell(str(missing))
     except ProviderError as error:
-        return _cannot_tell(f"{type(error).__name__}: {excerpt(error.sentence, known=_hidden(operation, spec))}")
-    except sealing.CannotOpen:
-        return _cannot_tell("the request cannot be opened: its key is not among AFTERCALL_SEAL_KEYS")
-    except Exception as error:  # an adapter's bug must not end the look-up schedule
-        log.error("look_up_failed", operation=operation.pk, **fault(error))
-        return _cannot_tell(f"the adapter raised {type(error).__name__}")
-    return storable.finding(finding) if isinstance(finding, Finding) else _cannot_tell("the adapter gave no finding")
+        told = f"{type(error).__name__}: {excerpt(error.sentence, known=_hidden(operation, spec))}"
+        wait = settlement.asked_wait(error) or 0.0
+        return _cannot_tell(f"{told} It asks to wait {wait:.0f} s." if wait else told), wait
+    except Exception as error:
+        return _cannot_tell(_why_not_asked(operation, error)), 0.0
+    whole = storable.finding(finding) if isinstance(finding, Finding) else _cannot_tell("the adapter gave no finding")
+    return whole, 0.0
+
+
+def _why_not_asked(operation: Operation, error: Exception) -> str:
+    if isinstance(error, registry.Unregistered):
+        return str(error)
+    if isinstance(error, sealing.CannotOpen):
+        return "the request cannot be opened: its key is not among AFTERCALL_SEAL_KEYS"
+    log.error("look_up_failed", operation=operation.pk, **fault(error))  # a bug must not end the look-up schedule
+    return f"the adapter raised {type(error).__name__}"
 
 
 _ROLLED_BACK = Finding(
@@ -430,6 +454,7 @@ def _observed(evidence: Evidence, actor: Actor) -> Observed:
             "note": excerpt(finding.note, known=_hidden(evidence.operation, spec)),
             "cost": finding.cost,
             "from_report": evidence.report is not None,
+            **({"retry_after": evidence.look_up_after} if evidence.look_up_after else {}),
         },
         sealed=sealed,
     )

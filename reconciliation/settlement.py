@@ -211,12 +211,12 @@ def _error_observed(attempt: Attempt, error: BaseException, error_class: ErrorCl
             "request_id": excerpt(named.request_id, known=hidden) if named else "",
             "replayed": bool(named and named.replayed),
             "cost": _cost(error),
-            "retry_after": _asked_wait(error),
+            "retry_after": asked_wait(error),
         },
     )
 
 
-def _asked_wait(error: BaseException | None) -> float | None:
+def asked_wait(error: BaseException | None) -> float | None:
     """Seconds after which the provider wants to hear from us again, where it said so in a way that can be read."""
     said: Any = getattr(error, "retry_after", None)
     if type(said) not in (int, float) or not math.isfinite(said) or said <= 0:
@@ -240,7 +240,7 @@ def _judge_clean(attempt: Attempt, observed: Observed, error: BaseException, err
     spent = attempt.retry.spent(attempt=attempt.attempt, elapsed=attempt.elapsed, spend=attempt.cost + _cost(error))
     if spent:
         return _judge_spent(attempt, observed, {**facts, "reason_code": spent}, error_class)
-    wait = attempt.retry.wait(attempt.attempt, retry_after=_asked_wait(error))
+    wait = attempt.retry.wait(attempt.attempt, retry_after=asked_wait(error))
     return Judged(
         to=State.FAILED_RETRYABLE, reason_code=str(error_class), observed=observed, patch=facts,
         after={"due_at": wait, "not_before": wait},
@@ -307,7 +307,7 @@ def _unknown(
         },
         after={
             "due_at": policy.look_up_delay(0),
-            "not_before": attempt.retry.wait(attempt.attempt, retry_after=_asked_wait(error)),
+            "not_before": attempt.retry.wait(attempt.attempt, retry_after=asked_wait(error)),
             "escalate_at": attempt.spec.escalate_after.total_seconds(),
         },
     )

@@ -56,7 +56,7 @@ def handle(pk: int) -> None:
     operation = Operation.objects.get(pk=pk)
     state = State(operation.state)
     if state in (State.PENDING, State.AMBIGUOUS) or reconciler.contradicted(operation):
-        looked = reconciler.reconcile(pk)
+        looked = reconciler.reconcile(pk, on_schedule=True)
         if looked.judgement is not None and looked.judgement.repeat:
             _repeat(looked.operation)
     elif operation.escalated_at is None and state in (State.READY, State.FAILED_RETRYABLE):

@@ -125,6 +125,7 @@ REASONS: dict[str, str] = {
     "found_but_not_comparable": "found, but what was asked cannot be compared with it",
     "look_up_in_progress": "the provider is still at it",
     "look_up_cannot_tell": "the look-up could not tell",
+    "asked_for_time": "its provider asked for time; it is looked up after that",
     "nobody_to_ask": "its provider offers no look-up",
     "mismatch": "what was found is not what was asked",
     "several_candidates": "more than one candidate fits",

@@ -13,6 +13,7 @@ from reconciliation.policy import ErrorClass, RetryPolicy
 from reconciliation.providers.base import (
     NotSent,
     OutcomeUnknown,
+    RateLimited,
     Rejected,
     Unauthorized,
     Unavailable,
@@ -486,6 +487,79 @@ def test_the_late_refusal_of_a_worker_that_nobody_could_ask_about_ends_it_and_cl
     sweeping.sweep()
     operation = row(operation.pk)
     assert (operation.state, operation.reason_code, operation.escalated_at) == ("failed_terminal", "rejected", None)
+
+
+# Look-ups that the provider puts off
+
+
+SLOW_DOWN = RateLimited("slow down", status=429, retry_after=120)
+
+
+def test_a_provider_that_asks_for_time_is_not_looked_up_before(clerk, clock):
+    pk = made(clerk, LOST)
+    clerk.sees(SLOW_DOWN, found())
+    for _ in range(12):
+        clock.advance(10)
+        sweeping.sweep()
+    assert (len(clerk.look_ups), row(pk).state) == (1, "ambiguous")
+    assert "It asks to wait 120 s." in JournalEntry.objects.get(operation=pk, kind="finding").data
+    clock.advance(15)
+    sweeping.sweep()
+    assert (len(clerk.look_ups), row(pk).state) == (2, "succeeded")
+
+
+def test_a_person_is_not_kept_from_looking_by_the_time_that_a_provider_asked_for(clerk, clock):
+    pk = made(clerk, LOST)
+    clerk.sees(SLOW_DOWN, found())
+    clock.advance(10)
+    sweeping.sweep()
+    assert reconciler.reconcile(pk, actor=OLGA).operation.state == "succeeded"
+
+
+def test_news_of_it_does_not_cut_short_the_time_that_its_provider_asked_for(clerk, clock):
+    pk = made(clerk, LOST)
+    clerk.sees(SLOW_DOWN, found())
+    clock.advance(10)
+    sweeping.sweep()
+    report(pk, 1, error_class="unknown")
+    sweeping.sweep()
+    assert (len(clerk.look_ups), row(pk).state) == (1, "ambiguous")
+    clock.advance(121)
+    sweeping.sweep()
+    assert (len(clerk.look_ups), row(pk).state) == (2, "succeeded")
+
+
+def test_what_may_be_repeated_is_looked_up_first_after_the_time_that_its_provider_asked_for(clerk, clock):
+    clerk.answers(LOST)
+    clerk.sees(SLOW_DOWN, cannot_tell())
+    pk = perform(replace(order("unlisted"), retry=RetryPolicy(intervals=(30,), jitter=0.0)), actor=AGENT).pk
+    for _ in range(12):
+        clock.advance(10)
+        sweeping.sweep()
+    assert (len(clerk.look_ups), len(clerk.calls)) == (1, 1)
+    clock.advance(15)
+    sweeping.sweep()
+    assert (len(clerk.look_ups), len(clerk.calls), row(pk).state) == (2, 2, "succeeded")
+
+
+def test_a_person_is_called_in_time_whatever_time_a_provider_asks_for(clerk, clock):
+    pk = made(clerk, LOST)
+    clerk.sees(RateLimited("slow down", status=429, retry_after=86400))
+    clock.advance(10)
+    sweeping.sweep()
+    clock.advance(minutes=30)
+    sweeping.sweep()
+    assert (row(pk).escalation_reason, len(clerk.look_ups)) == ("no_conclusive_answer", 1)
+
+
+@pytest.mark.parametrize("wait", ["120", float("nan"), float("inf"), True, -5, None])
+def test_a_time_that_cannot_be_read_puts_no_look_up_off(clerk, clock, wait):
+    pk = made(clerk, LOST)
+    clerk.sees(RateLimited("slow down", status=429, retry_after=wait), found())
+    for _ in range(3):
+        clock.advance(10)
+        sweeping.sweep()
+    assert row(pk).state == "succeeded"
 
 
 # Look-ups that fail
