@@ -14,7 +14,7 @@ from operator import or_
 from typing import Any
 from uuid import uuid4
 
-from django.db.models import Q
+from django.db.models import Max, Q
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
@@ -76,6 +76,7 @@ def machine(stage: Stage, input: dict[str, Any]) -> type[RuleBasedStateMachine]:
             stage.fresh()
             workers._known.clear()
             self.reference = Reference(stage.now())
+            self.before = {model: model.objects.aggregate(newest=Max("pk"))["newest"] or 0 for model in PATHS}
             self.recording = boundaries.recording(stage.tape)
             self.recording.__enter__()
 
@@ -84,7 +85,7 @@ def machine(stage: Stage, input: dict[str, Any]) -> type[RuleBasedStateMachine]:
             with stage.place.superuser.transaction():
                 stage.place.superuser.execute("SET LOCAL session_replication_role = replica")
                 for table in TABLES:
-                    stage.place.superuser.execute(f"UPDATE {table} SET due_at = '{NEVER}' WHERE due_at IS NOT NULL")
+                    stage.place.superuser.execute(f"UPDATE {table} SET due_at = '{NEVER}' WHERE due_at < '{NEVER}'")
             stage.advance(-stage.place.shift)
 
         # What is asked of it
@@ -200,7 +201,8 @@ def machine(stage: Stage, input: dict[str, Any]) -> type[RuleBasedStateMachine]:
 
         def _all(self, model: Any) -> Any:
             mine = [Q(**{f"{path}__startswith": f"{stage.name}-"}) for path in PATHS[model]]
-            return model.objects.filter(reduce(or_, mine), tenant="drill").order_by("pk")
+            # By primary key: what earlier examples left is not read again at each step.
+            return model.objects.filter(reduce(or_, mine), tenant="drill", pk__gt=self.before[model]).order_by("pk")
 
         def _pick(self, model: Any, which: int) -> Any:
             found = sorted(self._all(model), key=_waits_for_a_person, reverse=True)
