@@ -209,7 +209,7 @@ def _waive_undo(approval: Approval, actor: Actor) -> str:
     assert approval.run_id is not None
     run, step = Run.objects.get(pk=approval.run_id), json.loads(approval.inputs)["step"]
     if step not in waivable(run):
-        return f"The undo of {step} does not wait for a person any more; nothing was waived."
+        raise NotAllowed(f"The undo of {step} does not wait for a person now.")
     undo, used = next(iter(concerned(run, WAIVE_UNDO, {"step": step})), None), use(approval, run)
     code = "effect_accepted" if lasts(run, step) else "undo_waived"
     fact = actor.fact(code, reason=approval.reason, step=step, **consent.both(used))

@@ -106,12 +106,14 @@ _OWN = "You asked for this, or it was asked for you: another person decides. You
 
 def say_approve(view: ApprovalView) -> tuple[bool, str]:
     """Whether it can be approved, and what would follow."""
+    if view.approval.action and view.approval.state == ApprovalState.SUPERSEDED:
+        return False, _CHANGED
     if view.approval.state != ApprovalState.WAITING:
         return False, f"It is {view.approval.state} already."
     if view.over:
         return False, "Its time is over, so it cannot be approved any more. Ask for it again."
     if view.approval.action and second_person.has_changed(view.approval):
-        return False, "What it is about has changed since it was asked: it must be asked for again."
+        return False, _CHANGED
     if view.too_late_for_its_run:
         return False, "Its run has ended; nothing would be sent."
     lasts, waits = duration(timedelta(seconds=view.approval.use_within)), holds.waits(view.held)
@@ -123,6 +125,9 @@ def say_approve(view: ApprovalView) -> tuple[bool, str]:
     then = " Then the run goes on." if view.going else ""
     said = f"Exactly this is sent, once, if a worker takes it within {lasts}; after that it is asked anew.{then}"
     return True, f"{said}{waits}"
+
+
+_CHANGED = "What it is about has changed since it was asked: it must be asked for again."
 
 
 def say_deny(view: ApprovalView) -> tuple[bool, str]:

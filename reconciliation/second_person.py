@@ -12,7 +12,9 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from . import consent, keys, run_deeds, transition
+from django.db.models import Exists, F, OuterRef, Q
+
+from . import consent, keys, registry, run_deeds, transition
 from .actors import Actor
 from .models import Approval, Job, Limit, Operation, Run
 from .progress import UNDO
@@ -64,7 +66,10 @@ def _fingerprint(subject: Subject, action: str, inputs: Json) -> str:
 
 
 def _identity_of(subject: Subject, action: str, inputs: Json) -> Any:
-    """What must not have changed between the request and the deed."""
+    """What must not have changed between the request and the deed.
+
+    Raises Unregistered where only another deployment can tell which of a run's steps have an effect.
+    """
     if isinstance(subject, Operation) and action == NEW_INTENT:
         return [subject.fingerprint, subject.state, subject.sighted]
     if isinstance(subject, Operation):
@@ -73,7 +78,9 @@ def _identity_of(subject: Subject, action: str, inputs: Json) -> Any:
         return f"version {subject.version}"
     touched = concerned(subject, action, inputs)
     if action == WAIVE_UNDO:
-        return [[each.pk, each.version] for each in touched]
+        return [subject.settled_at is not None, *([each.pk, each.version] for each in touched)]
+    for each in touched:
+        registry.spec(each.provider, each.action)
     return [[each.pk, each.fingerprint, each.provider_operation_id] for each in touched]
 
 
@@ -86,10 +93,27 @@ def concerned(run: Run, action: str, inputs: Json) -> list[Operation]:
 
 
 def has_changed(approval: Approval) -> bool:
-    """Whether what was asked for is about something else by now: then nobody can agree to it or use it any more."""
+    """Whether what was asked for is about something else by now: then nobody can agree to it or use it any more.
+
+    False where that cannot be told here; then it cannot be used here either.
+    """
     subject = approval.operation or approval.run or approval.limit or approval.job
     assert subject is not None
-    return approval.fingerprint != _fingerprint(subject, approval.action, json.loads(approval.inputs))
+    try:
+        return approval.fingerprint != _fingerprint(subject, approval.action, json.loads(approval.inputs))
+    except registry.Unregistered:
+        return False
+
+
+def may_have_changed(*, limit: int) -> list[Approval]:
+    """Requests that nobody has decided, about what has moved since they were asked, whether or not it matters to them.
+
+    What is asked about a limit or a schedule ends with the very change.
+    """
+    moved = Operation.objects.filter(run=OuterRef("run"), updated_at__gt=OuterRef("created_at"))
+    about = Exists(moved) | Q(operation__updated_at__gt=F("created_at")) | Q(run__updated_at__gt=F("created_at"))
+    waiting = Approval.objects.filter(about, state=ApprovalState.WAITING).exclude(action="")
+    return list(waiting.order_by("id")[:limit])
 
 
 def end_changed(approval: Approval, actor: Actor) -> bool:

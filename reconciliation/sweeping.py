@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from django.conf import settings
 
-from . import approvals, executor, publishing, reconciler, registry, retrying, runs, transition
+from . import approvals, executor, publishing, reconciler, registry, retrying, runs, second_person, transition
 from .actors import SYSTEM
 from .models import Operation
 from .scrub import fault
@@ -30,6 +30,7 @@ def sweep(*, limit: int = 50, until: float | None = None) -> int:
     Nothing is begun after `until` (monotonic seconds): what was taken by then comes back when it is due again.
     """
     handled = publishing.publish(limit=limit)  # first: what it makes is due at once
+    handled += _end_changed(limit)
     duties = ((approvals.end_due, Kind.APPROVAL), (handle, Kind.OPERATION), (runs.advance, Kind.RUN))
     for duty, kind in duties:
         for pk in transition.take_due(kind, limit=limit, again=settings.AFTERCALL_TAKE_AGAIN):
@@ -49,6 +50,19 @@ def _guarded(duty: Callable[[int], Any], pk: int, kind: Kind) -> int:
     except Exception as error:
         log.error("sweep_failed", kind=kind, pk=pk, **fault(error))
     return 1
+
+
+def _end_changed(limit: int) -> int:
+    """End requests for a second person that nobody can agree to any more; those who asked may ask anew."""
+    ended = 0
+    for request in second_person.may_have_changed(limit=limit):
+        try:
+            ended += second_person.end_changed(request, SYSTEM)
+        except TransitionRefused as refusal:  # somebody decided it meanwhile
+            log.info("sweep_refused", kind=Kind.APPROVAL, pk=request.pk, verdict=refusal.verdict)
+        except Exception as error:
+            log.error("sweep_failed", kind=Kind.APPROVAL, pk=request.pk, **fault(error))
+    return ended
 
 
 def handle(pk: int) -> None:

@@ -168,7 +168,7 @@ def test_ended_requests_stay_to_be_read(who, clock):
     sweeping.sweep()
     browser = cast.client(who["op_ann"])
     assert "denied" in text(browser.get("/approvals?tab=decided"))
-    assert f"/approvals/{two.pk}?" in browser.get("/approvals?tab=expired").content.decode()
+    assert f"/approvals/{two.pk}?" in browser.get("/approvals?tab=ended").content.decode()
     assert "Approved by" not in text(browser.get(f"/approvals/{two.pk}"))
     assert "Denied by ap_cleo" in text(browser.get(f"/approvals/{one.pk}"))
 

@@ -435,6 +435,56 @@ def test_what_was_agreed_to_before_the_run_went_on_is_not_done_either(guarded, c
     assert ended.body["reason_code"] == "changed_since_asked"
 
 
+def test_what_changed_since_it_was_asked_ends_by_itself_and_says_why(guarded, clock):
+    run, approval = live_run(guarded, clock)
+    sweeping.sweep()
+    approval.refresh_from_db()
+    assert (approval.state, approval.decided_by) == (ApprovalState.SUPERSEDED, "")
+    ended = Entry.objects.filter(subject=str(approval.subject)).latest("seq")
+    assert (ended.actor, ended.reason_code) == ("system:sweep", "changed_since_asked")
+    shown = next(p for p in actions.previews(run, actor=ANN) if p.action == "compensate_run")
+    assert (shown.allowed, "Asks another person" in shown.why) == (True, True)
+
+
+def test_what_is_as_it_was_when_it_was_asked_goes_on_waiting(guarded, clock):
+    run = stopped_run(guarded, clock)
+    do(run, "compensate_run", ANN)
+    reserve = Operation.objects.get(step="reserve")
+    transition.transition(reserve.subject, to=None, version=reserve.version, fact=ANN.fact("looked"))
+    assert sweeping.sweep() == 0
+    assert asked_about(run).state == ApprovalState.WAITING
+
+
+LOOKED_FIRST = flows.flow("looked_first", flows.LOOKED.steps[0], flows.reversible("reserve"), flows.SHIP)
+
+
+def test_a_worker_that_cannot_tell_what_has_an_effect_ends_no_request_and_does_nothing(
+    guarded, clock, settings, monkeypatch
+):
+    settings.AFTERCALL_WORKFLOWS = ["tests.test_two_people.LOOKED_FIRST"]
+    registry.forget()
+    guarded.answers(applied("l-1"), applied("r-1"), DOWN)
+    run = start("looked_first")
+    sweeping.sweep()
+    do(run, "cancel", ROOT)
+    do(run, "compensate_run", ANN)
+    approval = asked_about(run)
+    look = Operation.objects.get(step="look")
+    transition.transition(look.subject, to=None, version=look.version, fact=ANN.fact("looked"))
+    with monkeypatch.context() as lacking:
+        lacking.delitem(clerk_.actions, "read")
+        sweeping.sweep()
+        approval.refresh_from_db()
+        assert approval.state == ApprovalState.WAITING
+        assert "could not be done yet" in press("approve", approval, CLEO).message
+        approvals.end_due(approval.pk)
+        run.refresh_from_db()
+        assert (run.state, asked_about(run).state) == (RunState.CANCELLED, ApprovalState.APPROVED)
+    approvals.end_due(approval.pk)
+    run.refresh_from_db()
+    assert (run.state, asked_about(run).state) == (RunState.COMPENSATING, ApprovalState.CONSUMED)
+
+
 def test_asked_for_anew_it_is_about_what_the_run_has_applied_by_now(guarded, clock):
     run, first = live_run(guarded, clock)
     assert "Asked for" in do(run, "compensate_run", ANN).message

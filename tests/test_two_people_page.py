@@ -170,6 +170,11 @@ def test_what_the_run_did_since_is_flagged_and_cannot_be_agreed_to(guarded, cloc
     assert "It must be asked for again" in page
     assert decide(cleo, Approval.objects.get(), "approve").status_code == 422
     assert Run.objects.get(pk=run.pk).state != "compensating"
+    sweeping.sweep()
+    assert "Nothing waits for you" in text(cleo.get("/approvals"))
+    page = text(cleo.get("/approvals?tab=ended"))
+    assert "↷ superseded" in page
+    assert "What it was about has changed since it was asked, so nothing was done." in page
 
 
 def test_a_waiver_shows_what_was_applied_and_how_its_undo_stands(desk, clock):  # noqa: F811

@@ -184,6 +184,17 @@ def test_a_waiver_is_of_an_undo_as_it_stood_and_not_of_one_that_became_unknown(s
     assert run.waived == []
 
 
+def test_a_waiver_on_a_run_that_was_cancelled_meanwhile_is_not_agreed_to_any_more(sagas, clock):
+    run, _ = stuck(sagas, clock, "by_blind_none", REFUSED)
+    do(run, "waive_undo", ANN, step="reserve")
+    request = Approval.objects.get()
+    assert do(run, "cancel", BOB).verdict is Verdict.DONE
+    assert press("approve", request, CLEO).verdict is Verdict.REFUSED
+    settle(clock)
+    request.refresh_from_db()
+    assert (request.state, request.decided_by) == (ApprovalState.SUPERSEDED, "")
+
+
 def test_an_effect_that_cannot_be_undone_is_accepted_to_stand_and_nobody_says_undone_by_hand(sagas, clock):
     sagas.answers(applied("s-1"), REFUSED)
     run = start("lasting")

@@ -34,7 +34,7 @@ TABS = {
     "others": "Waiting for others",
     "yours": "Your requests",
     "decided": "Decided today",
-    "expired": "Expired today",
+    "ended": "Ended today",
 }
 
 
@@ -117,8 +117,11 @@ def _lists(request: HttpRequest, tenants: list[str]) -> dict[str, QuerySet[Appro
         "others": own.filter(state=ApprovalState.WAITING).exclude(pk__in=forme).order_by("expires_at", "id"),
         "yours": ours.filter(state__in=APPROVAL_OPEN).order_by("expires_at", "id"),
         "decided": own.filter(decided_at__gte=midnight).order_by("-decided_at", "-id"),
-        "expired": own.filter(state=ApprovalState.EXPIRED, settled_at__gte=midnight).order_by("-settled_at", "-id"),
+        "ended": own.filter(state__in=_ENDED, settled_at__gte=midnight).order_by("-settled_at", "-id"),
     }
+
+
+_ENDED = (ApprovalState.EXPIRED, ApprovalState.WITHDRAWN, ApprovalState.SUPERSEDED)
 
 
 @dataclass(frozen=True)
