@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from . import claims, consent, executor, fence, keys, reconciler, registry, stepping, transition
+from . import claims, consent, executor, fence, keys, reconciler, registry, runs, stepping, transition
 from .actors import Actor
 from .claims import Intent
 from .compensation import rise, undo_intent
@@ -21,6 +21,7 @@ from .progress import Progress
 from .providers.base import Verdict
 from .scrub import fault
 from .states import RUN_TERMINAL, State
+from .wording import sentence
 from .workflows import Consent, Step
 
 log = structlog.get_logger(__name__)
@@ -135,9 +136,11 @@ def why_not_undoable(operation: Operation) -> str:
         return "This one reverses another already; it is not reversed itself."
     if operation.shredded_at is not None:
         return "What was sealed of it was shredded, so no undo can be built from it; reverse it at the provider."
+    run = operation.run
+    if run is not None and runs.edited(run):
+        return f"{sentence('workflow_changed')} Put that declaration back first; its undo is not known otherwise."
     if undo_step(operation) is None:
         return "Its workflow declares no undo for this step."
-    run = operation.run
     if run is not None and run.state not in RUN_TERMINAL:
         return "Its run is still going; cancel the run, or have the whole run compensated."
     if run is not None and operation.step in run.waived:

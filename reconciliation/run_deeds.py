@@ -99,19 +99,12 @@ def say_resume(run: Run) -> Say:
         return False, "The run has ended."
     if run.escalated_at is None:
         return False, "Automation has not stopped with this run."
-    if _edited(run):
+    if runs.edited(run):
         return False, f"It would stop again at once: {reason('workflow_changed')}. Put that declaration back first."
     again = _stays_stuck(run) if run.state == RunState.COMPENSATING else _stops_again(run)
     if again:
         return False, again
     return True, "Clears the mark: automation goes on from the first step that is not settled."
-
-
-def _edited(run: Run) -> bool:
-    try:
-        return runs.changed(run, registry.workflow(run.workflow_type, run.workflow_version))
-    except registry.Unregistered:
-        return False  # left to a deployment that knows it
 
 
 def _stops_again(run: Run) -> str:
@@ -204,6 +197,8 @@ def say_compensate(run: Run) -> Say:
         progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
     except registry.Unregistered as missing:
         return False, f"Nothing here says how its steps are undone: {missing}."
+    if runs.changed(run, progress.workflow):
+        return False, f"It would stop at once: {reason('workflow_changed')}. Put that declaration back first."
     if progress.pivoted:
         return False, "The pivot was applied: the way is forward only. Single steps can be compensated after the end."
     return True, f"Looks whether each still stands, then undoes what was applied, newest first. {tell(told)}"

@@ -215,6 +215,14 @@ def changed(run: Run, workflow: Workflow) -> bool:
     return run.workflow_digest not in ("", workflow.digest)
 
 
+def edited(run: Run) -> bool:
+    """Whether its declaration is known here and was edited since the run began."""
+    try:
+        return changed(run, registry.workflow(run.workflow_type, run.workflow_version))
+    except registry.Unregistered:
+        return False  # left to a deployment that knows it
+
+
 def _woken(run: Run) -> bool:
     """Whether a step of it has moved since it was marked, and that may be all it waits for."""
     return run.escalation_reason in leases.FOR_A_STEP and run.due_at is not None

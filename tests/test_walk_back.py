@@ -345,6 +345,63 @@ def test_who_had_one_effect_reversed_does_not_agree_to_sending_that_again(sagas:
     assert press(Approval.objects.get(), "approve").verdict == "refused"
 
 
+# A declaration that was edited under its version
+
+
+def edit_undos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo everything of `saga` by another action than its runs began with."""
+    steps = (replace(step, undo=step.undo and replace(step.undo, action="natural")) for step in flows.SAGA.effects)
+    monkeypatch.setattr(flows, "SAGA", replace(flows.SAGA, steps=tuple(steps)))
+    registry.forget()
+
+
+def test_one_effect_is_not_reversed_by_another_undo_than_its_run_began_with(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("saga")
+    settle(clock)
+    charge = Operation.objects.get(step="charge")
+    sagas.sees(found(charge.provider_operation_id, order="1002", amount=4200))
+    sent = len(sagas.calls)
+    with monkeypatch.context() as patch:
+        edit_undos(patch)
+        answer = press(charge, "compensate")
+        assert (answer.verdict, "Put that declaration back first" in answer.message) == ("refused", True)
+    registry.forget()
+    assert len(sagas.calls) == sent
+    assert press(charge, "compensate").verdict == "done"
+    assert Operation.objects.get(undo_of=charge).action == "keyed"
+
+
+def test_a_run_is_not_set_on_its_way_back_by_other_undos_than_it_began_with(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), DOWN)
+    run = start("saga")
+    sweeping.sweep()
+    press(run, "cancel")
+    edit_undos(monkeypatch)
+    answer = press(run, "compensate_run")
+    assert (answer.verdict, "Put that declaration back first" in answer.message) == ("refused", True)
+    run.refresh_from_db()
+    assert run.state == RunState.CANCELLED
+
+
+def test_what_was_recorded_is_retried_and_made_anew_as_it_was_whatever_the_declaration_says_now(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start("saga")
+    backs_off(sagas, run)
+    edit_undos(monkeypatch)
+    undo = Operation.objects.get(step="undo:charge")
+    assert press(undo, "retry").verdict == "done"
+    undo.refresh_from_db()
+    assert (undo.state, undo.action, sagas.calls[-1].action) == (State.SUCCEEDED, "keyed", "keyed")
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, run.escalation_reason) == (RunState.COMPENSATING, "workflow_changed")
+
+
 # Undos that cannot be sent
 
 
