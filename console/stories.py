@@ -11,6 +11,7 @@ from typing import Any
 from audit.models import Entry
 from reconciliation import case_wording, wording
 from reconciliation.models import Approval, JournalEntry, Operation, Run
+from reconciliation.states import RUN_TERMINAL, TERMINAL
 
 SIZE = 40
 SAME = timedelta(milliseconds=50)  # journal and audit rows of one transaction
@@ -134,7 +135,7 @@ def decided_moment(entry: Entry) -> Moment:
     return Moment(
         at=entry.at,
         glyph="▲" if mark not in ("", "cleared") else "●",
-        text=". ".join(filter(None, [why, _mark(mark)])),
+        text=". ".join(filter(None, [why, _mark(mark, entry)])),
         decided=True,
         moved=moved or event,
         who=actor_name(entry, opened),
@@ -146,10 +147,16 @@ def decided_moment(entry: Entry) -> Moment:
 _LABELS = {"run": wording.RUN_LABELS, "approval": wording.APPROVAL_LABELS}
 
 
-def _mark(mark: str) -> str:
+_ENDED = {"operation": TERMINAL, "run": RUN_TERMINAL}
+
+
+def _mark(mark: str, entry: Entry) -> str:
     if not mark:
         return ""
-    return "Automation goes on" if mark == "cleared" else f"Automation stopped: {wording.reason(mark)}"
+    if mark != "cleared":
+        return f"Automation stopped: {wording.reason(mark)}"
+    ended = entry.to_state in _ENDED.get(entry.subject.partition(":")[0], ())
+    return "No longer escalated" if ended else "Automation goes on"
 
 
 def actor_name(entry: Entry, opened: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from . import agreed, approvals, holds, pressing, run_deeds
+from . import agreed, approvals, holds, pressing, registry, run_deeds
 from .actors import Actor, Permission
 from .approvals import ApprovalView
 from .claims import LedgerUnavailable
@@ -37,6 +37,7 @@ from .intents import after_a_restore, undo_step, why_not_undoable
 from .judgement import absence_provable_at
 from .models import Approval, Operation, Run
 from .pressing import Answer, Verdict, answer_of
+from .progress import Progress
 from .providers.base import Repeat
 from .reconciler import COMMITS_TOGETHER, spec_or_none
 from .retrying import why_not_retryable
@@ -142,8 +143,25 @@ def _say_resolve_not_applied(view: View) -> Say:
     if view.absence_proven:
         return True, "Absence is proven: becomes retryable, and is sent again only when somebody presses retry."
     said = "On your word: becomes failed for good, marked as asserted by you. It is not sent again."
-    run = " Its run takes the step as failed and may undo what it applied before." if view.run else ""
-    return True, f"{_seen_otherwise(view)}{said}{run}"
+    return True, f"{_seen_otherwise(view)}{said}{_then_its_run(view)}"
+
+
+def _then_its_run(view: View) -> str:
+    """What its run does with a step that failed for good."""
+    if view.run is None or not _run_waits(view):
+        return ""
+    if view.operation.undo_of_id is not None:
+        return " Its run takes the undo as failed, and waits for a new intent or a waiver."
+    if _pivoted(view.run):
+        return " Its run takes the step as failed and waits for a person: the way is forward only."
+    return " Its run takes the step as failed and may undo what it applied before."
+
+
+def _pivoted(run: Run) -> bool:
+    try:
+        return Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version)).pivoted
+    except registry.Unregistered:
+        return False  # left to a deployment that knows it
 
 
 def _seen_otherwise(view: View) -> str:
@@ -193,9 +211,25 @@ def _say_terminate(view: View) -> Say:
         return False, "It has ended already."
     if view.operation.state == State.PENDING:
         return False, "An attempt is in flight; wait for its answer or for the end of its lease."
-    if view.operation.state == State.AMBIGUOUS:
-        return True, f"Stops here. Its outcome stays unknown on record, and its run stops with it.{_keeps_lock(view)}"
-    return True, "Stops here. Nothing more is sent; no attempt was applied."
+    unknown = view.operation.state == State.AMBIGUOUS
+    known = "Its outcome stays unknown on record." if unknown else "Nothing more is sent; no attempt was applied."
+    left = f"{_only_a_waiver(view)}{_keeps_lock(view)}" if unknown else ""
+    return True, f"Stops here. {known}{' Its run stops with it.' if _run_waits(view) else ''}{left}"
+
+
+def _run_waits(view: View) -> bool:
+    """Whether its run waits for what becomes of it."""
+    return view.run is not None and view.run.state not in RUN_TERMINAL
+
+
+def _only_a_waiver(view: View) -> str:
+    """What is left for the run of an undo that is stopped while unknown."""
+    if view.operation.undo_of_id is None or view.operation.waived or not _run_waits(view):
+        return ""
+    return (
+        " It cannot be tried again then, not as a new intent either: unless a look-up finds it, the run ends only by a"
+        " waiver (done by hand, and another person agrees) or a cancel."
+    )
 
 
 def _keeps_lock(view: View) -> str:
@@ -317,8 +351,8 @@ def _waived_how(run: Run, step: str) -> str:
 
 _RUN_ACTIONS = (
     _Action("resume", "Resume the run", "Resume", Permission.RESUME, run_deeds.say_resume, run_deeds.resume),
-    _Action("compensate_run", "Undo what was applied", "Compensate", Permission.COMPENSATE, agreed.say_compensate_run,
-            agreed.compensate_run, calls_out=True),
+    _Action("compensate_run", "Undo what was applied", "Undo what was applied", Permission.COMPENSATE,
+            agreed.say_compensate_run, agreed.compensate_run, calls_out=True),
     _Action("choose_again", "Ask for a fresh decision", "Decide anew", Permission.RESUME, run_deeds.say_choose_again,
             run_deeds.choose_again),
     _Action("cancel", "Cancel the run", "Cancel the run", Permission.CANCEL, run_deeds.say_cancel, run_deeds.cancel),

@@ -75,10 +75,13 @@ def _cannot(run: Run) -> list[tuple[str, str]]:
 def tell(told: Account) -> str:
     """The account in sentences, with the provider's ids."""
     nothing = "Nothing of it stands." if told.undone else "Nothing was applied."
+    looked_up = tuple(o for o in told.unknown if o.state == State.PENDING or o.due_at is not None)
+    given_up = tuple(o for o in told.unknown if o not in looked_up)
     parts = [
         f"Applied: {_named(told.standing)}." if told.standing else nothing,
         f"Undone since: {_named(told.undone)}." if told.undone else "",
-        f"Unknown, left to look-ups: {_named(told.unknown)}." if told.unknown else "",
+        f"Unknown, left to look-ups: {_named(looked_up)}." if looked_up else "",
+        f"Unknown, and looked up only where a person asks: {_named(given_up)}." if given_up else "",
         f"Not applied: {', '.join(dict.fromkeys(o.step for o in told.not_applied))}." if told.not_applied else "",
         f"Not begun: {', '.join(told.not_begun)}." if told.not_begun else "",
         f"Cannot be undone: {', '.join(name for name, _ in told.cannot_be_undone)}." if told.cannot_be_undone else "",
@@ -177,7 +180,7 @@ def say_cancel(run: Run) -> Say:
     """Stop all new work."""
     if run.state in RUN_TERMINAL:
         return False, "The run has ended."
-    return True, f"Stops all new work; steps in flight or unknown are left to look-ups. {tell(account(run))}"
+    return True, f"Stops all new work; look-ups go on. {tell(account(run))}"
 
 
 def say_compensate(run: Run) -> Say:

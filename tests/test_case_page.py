@@ -289,7 +289,7 @@ def test_of_two_people_with_the_same_page_the_second_is_told_what_the_first_did_
     assert late.status_code == 409
     said = text(late)
     assert "It changed since you looked, so nothing was done" in said
-    assert "unknown → terminated by op_ann: stopped by a person" in said
+    assert "unknown → terminated by op_ann: stopped by a person. No longer escalated." in said
     assert "Customer gave up." in said
     assert "I saw the money &lt;there&gt;" in late.content.decode()
     assert Operation.objects.get(pk=case.pk).state == "terminated"

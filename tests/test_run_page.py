@@ -171,6 +171,7 @@ def test_a_run_that_waits_for_a_decision_says_where_it_is_made_and_that_nobody_l
     assert "It may have been applied; automation has stopped looking, and a person can look it up on its page." in part(
         page, 'id="account"'
     )
+    assert "Unknown, and looked up only where a person asks: issue_refund." in part(page, 'id="act-cancel"')
     run.refresh_from_db()
     runs.cancel(run.pk, actor=AGENT, version=run.version, reason="The customer called.")
     told = text(ann.get(f"/runs/{run.pk}"))

@@ -327,6 +327,22 @@ def test_after_the_pivot_the_way_is_forward_only(sagas: Any, clock: Any) -> None
     assert not dict(_allowed(run))["compensate_run"]
 
 
+def _offered(step: str, action: str) -> str:
+    operation = Operation.objects.get(step=step)
+    (preview,) = [each for each in actions.previews(operation, actor=OLGA) if each.action == action]
+    return preview.why
+
+
+def test_calling_a_step_not_applied_says_first_which_way_its_run_then_takes(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("c-1"), LOST, LOST)
+    start("saga")
+    sweeping.sweep()
+    assert "may undo what it applied before" in _offered("ship", "resolve_not_applied")
+    press(Operation.objects.get(step="ship"), "resolve_applied")
+    sweeping.sweep()
+    assert "waits for a person: the way is forward only" in _offered("tell", "resolve_not_applied")
+
+
 def test_an_unknown_pivot_blocks_both_ways(sagas: Any, clock: Any) -> None:
     sagas.answers(applied("r-1"), applied("c-1"), LOST)
     run = start("saga")
@@ -450,6 +466,8 @@ def test_a_cancelled_run_is_undone_only_when_a_person_asks_for_it(sagas: Any, cl
     sweeping.sweep()
     press(run, "cancel")
     settle(clock)
+    offered = next(p for p in actions.previews(Run.objects.get(pk=run.pk), actor=OLGA) if p.action == "compensate_run")
+    assert (offered.label, offered.button) == ("Undo what was applied", "Undo what was applied")
     assert press(run, "compensate_run").verdict == "done"
     settle(clock)
     run.refresh_from_db()

@@ -124,6 +124,26 @@ def test_an_unknown_undo_that_was_waived_is_not_sent_again_by_two_people(sagas, 
     assert do(undo, "send_again", ANN).verdict is Verdict.REFUSED
 
 
+def test_stopping_an_unknown_undo_says_first_that_only_a_waiver_or_a_cancel_is_left_for_its_run(sagas, clock):
+    run, undo = stuck(sagas, clock, "by_blind_none", LOST)
+    assert "the run ends only by a waiver" in offered(undo, "terminate")[1]
+    assert do(undo, "terminate", ANN).verdict is Verdict.DONE
+    settle(clock)
+    left = {p.action for p in actions.previews(row(undo.pk), actor=ROOT) if p.allowed}
+    assert left <= {"look_up", "close"}
+    ways = {p.action for p in actions.previews(Run.objects.get(pk=run.pk), actor=ROOT) if p.allowed}
+    assert ways == {"waive_undo", "cancel"}
+    waive(run, clock)
+
+
+def test_calling_an_undo_not_applied_says_that_its_run_goes_on_waiting(sagas, clock):
+    _, undo = stuck(sagas, clock, "by_blind_none", LOST)
+    assert (
+        "Its run takes the undo as failed, and waits for a new intent or a waiver."
+        in offered(undo, "resolve_not_applied")[1]
+    )
+
+
 def test_a_waived_undo_that_is_found_after_all_is_told_aloud(sagas, clock):
     run, undo = stuck(sagas, clock, "by_clerk_lookup", LOST)
     waive(run, clock)
