@@ -15,6 +15,8 @@ from console.forms import LAST_VERSION, LONGEST_REASON
 from reconciliation import job_wording, jobs, occurrences
 from reconciliation.jobs import Terms
 
+_LENGTHS = "Such as 15 min, 2 h or 1 d; empty means no limit."
+
 
 class LengthField(forms.CharField):
     """A length of time: 90 s, 15 min, 2 h, 1 d; empty for none."""
@@ -61,6 +63,7 @@ class JobForm(forms.Form):
         max_length=20_000,
         required=False,
         label="Input",
+        help_text='One JSON object, such as {"order": "1002"}; empty where the workflow needs none.',
         widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false", "class": "mono"}),
     )
     missed = forms.ChoiceField(label="If starts were missed", choices=tuple(job_wording.MISSED_POLICIES.items()))
@@ -69,10 +72,10 @@ class JobForm(forms.Form):
         label="Run every missed start although an action has no key",
         help_text="Without a key that the provider remembers, each run acts once more. Another person must agree.",
     )
-    max_catch_up = LengthField(label="Catch up on the last", help_text="Older missed starts are never run.")
+    max_catch_up = LengthField(label="Catch up on the last", help_text=f"{_LENGTHS} Older missed starts are never run.")
     overlap = forms.ChoiceField(label="If one still goes on", choices=tuple(job_wording.OVERLAP_POLICIES.items()))
-    start_deadline = LengthField(label="Start at most so late", help_text="A later start is not made.")
-    max_run_time = LengthField(label="Longest run", help_text="A run beyond this waits for a person.")
+    start_deadline = LengthField(label="Start at most so late", help_text=f"{_LENGTHS} A later start is not made.")
+    max_run_time = LengthField(label="Longest run", help_text=f"{_LENGTHS} A run beyond this waits for a person.")
     reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True, label="Reason, for the audit log")
     token = forms.UUIDField(widget=forms.HiddenInput)
     version = forms.IntegerField(min_value=0, max_value=LAST_VERSION, widget=forms.HiddenInput)

@@ -273,3 +273,8 @@ def test_a_currency_that_no_operation_can_bear_limits_nothing_and_is_said(ann: A
     assert answer.status_code == 422
     assert "A currency is a code of 3 to 8 letters" in text(answer)
     assert not Limit.objects.exists()
+
+
+def test_the_page_says_how_many_new_operations_the_guard_lets_through(ann, settings):
+    settings.AFTERCALL_MASS_LIMIT = 2500
+    assert "more than 2,500 new operations of one kind in a minute stop that kind" in text(ann.get("/limits"))

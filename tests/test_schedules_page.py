@@ -1,5 +1,6 @@
 """The pages of schedules, without JavaScript: what is expected and why, old and new times, presses and stale pages."""
 
+import html
 import re
 from datetime import UTC, datetime
 from uuid import uuid4
@@ -228,7 +229,9 @@ def test_terms_that_cannot_be_are_refused_beside_their_field(who, clock, terms, 
 def test_a_new_schedule_is_made_once_and_its_name_is_taken_then(who, clock):
     clock.set(utc("2026-06-10T18:00"))
     browser = cast.client(who["op_ann"])
-    assert browser.get("/schedules/new").status_code == 200
+    empty = text(browser.get("/schedules/new"))
+    assert 'One JSON object, such as {"order": "1002"}' in html.unescape(empty)
+    assert empty.count("Such as 15 min, 2 h or 1 d; empty means no limit.") == 3
     terms = {**TERMS, "tenant": "t_acme", "name": "nightly", "version": 0, "token": str(uuid4()), "max_catch_up": "1 d"}
     assert "letters, digits, dot" in text(browser.post("/schedules/new", {**terms, "name": "x y"}))
     terms |= {"input": '{"order": "1002", "card": "4242"}'}

@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import BadRequest
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -140,6 +141,7 @@ def _facts(request: HttpRequest) -> dict[str, Any]:
         "rows": rows,
         "lifted": [(limit, wording.limit(limit)) for limit in lifted],
         "answer": pressing.answered(request, actor=access.actor_for(request, some)),
+        "mass_limit": f"{settings.AFTERCALL_MASS_LIMIT:,}",
         "mine": mine,
         "everywhere": everywhere,
         "tokens": {"stop": uuid.uuid4(), "limit": uuid.uuid4()},
