@@ -429,7 +429,11 @@ class Chosen(models.Model):
             # Two workers that ask at the same time: the first valid proposal of a version counts for both.
             models.UniqueConstraint(fields=["run", "step", "version"], condition=Q(valid=True), name="chosen_once"),
         ]
-        indexes = [models.Index(fields=["run", "id"], name="chosen_run")]
+        indexes = [
+            models.Index(fields=["run", "id"], name="chosen_run"),
+            # What retention has yet to shred.
+            models.Index(fields=["run"], condition=Q(valid=False) & ~Q(value_sealed=""), name="chosen_refused_sealed"),
+        ]
 
     @property
     def value(self) -> Json:
@@ -510,8 +514,13 @@ class Slot(models.Model):
     answered_by = models.CharField(
         max_length=120, default="", db_default=""
     )  # who said that it is to be run asks for its run
-    run = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="slots", db_index=False)
-    behind = models.ForeignKey(Run, null=True, on_delete=models.PROTECT, related_name="+", db_index=False)
+    # Neither is a foreign key of the database: an ended run goes after its time, and what was expected stays.
+    run = models.ForeignKey(
+        Run, null=True, on_delete=models.PROTECT, related_name="slots", db_index=False, db_constraint=False
+    )
+    behind = models.ForeignKey(
+        Run, null=True, on_delete=models.PROTECT, related_name="+", db_index=False, db_constraint=False
+    )
     window_start = models.DateTimeField()  # where the window before this one ended
     open = models.BooleanField(default=False)  # its run may still go on
     counted_from = models.DateTimeField(null=True)  # the longest run is counted from here, once
@@ -640,6 +649,10 @@ class LocalEffect(models.Model):
     operation_id = models.BigIntegerField()
     generation = models.IntegerField()
 
+    class Meta:
+        # It holds what was deleted until a vacuum comes by: without an index each fence would read all of that.
+        indexes = [models.Index(fields=["operation_id"], name="local_effect_operation")]
+
 
 class Message(models.Model):
     """What business code asked for in its own transaction, and which operation came of it.
@@ -706,6 +719,12 @@ class Message(models.Model):
                 fields=["state", "due_at", "id"],
                 condition=Q(state__in=[MessageState.WAITING, MessageState.STUCK]),
                 name="message_open",
+            ),
+            # A tenant's page does not read the backlog of the others.
+            models.Index(
+                fields=["tenant", "state", "due_at", "id"],
+                condition=Q(state__in=[MessageState.WAITING, MessageState.STUCK]),
+                name="message_open_tenant",
             ),
             models.Index(fields=["tenant", "ordering", "id"], condition=~Q(ordering=""), name="message_in_order"),
             models.Index(

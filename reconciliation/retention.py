@@ -18,11 +18,12 @@ from django.conf import settings
 from django.db import IntegrityError
 from django.db.models import Count
 
-from . import fence, reconciler, transition
+from . import fence, reconciler, registry, transition
 from .actors import Actor
-from .models import Operation, Run
+from .models import Chosen, Operation, Run
 from .providers.base import ActionSpec
 from .states import RUN_TERMINAL, TERMINAL, State, Subject
+from .workflows import Workflow
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +41,7 @@ class Tally:
     pruned: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
     shredded: int = 0
+    proposals: int = 0  # runs whose refused proposals were shredded
     forgotten: int = 0
     messages: int = 0
     fenced: str = ""  # why nothing was touched: what may be wanted as evidence stays until a release
@@ -49,6 +51,7 @@ class Tally:
         if self.fenced:
             return f"Nothing was pruned: {self.fenced}."
         gone = f"{self.pruned['operation']} operations and {self.pruned['run']} runs pruned, {self.shredded} shredded"
+        gone += f", and what {self.proposals} runs refused" if self.proposals else ""
         kept = ", ".join(f"{number} {why.replace('_', ' ')}" for why, number in sorted(self.kept.items()) if number)
         over = f"{self.forgotten} tombstones and counts and {self.messages} messages forgotten"
         return f"{gone}; {over}; kept for now: {kept or 'none that was due'}."
@@ -60,8 +63,12 @@ def tend(*, limit: int = BATCH, dry_run: bool = False) -> Tally:
         return Tally(fenced=_RESTORED if fence.is_down() else _NO_ANCHOR)
     tally = Tally()
     for operation, spec in _shreddable(limit):
-        if dry_run or _shred(operation, spec) == "shredded":
+        assert spec.shred_after is not None
+        if dry_run or _shred(operation.subject, spec.shred_after) == "shredded":
             tally.shredded += 1
+    for run, after in _refused_proposals(limit):
+        if dry_run or _shred(run.subject, after) == "shredded":
+            tally.proposals += 1
     for operation, spec in _prunable(limit):
         _count(tally, "operation", "pruned" if dry_run else _prune(operation.subject, spec.keep))
     tally.kept.update({"no handler": _without_handler()})
@@ -88,9 +95,8 @@ def _prune(subject: Subject, keep: timedelta) -> str:
         return "referred_to"
 
 
-def _shred(operation: Operation, spec: ActionSpec) -> str:
-    assert spec.shred_after is not None
-    return transition.shred(operation.subject, after=spec.shred_after.total_seconds(), fact=KEEPER.fact("shredded"))
+def _shred(subject: Subject, after: timedelta) -> str:
+    return transition.shred(subject, after=after.total_seconds(), fact=KEEPER.fact("shredded"))
 
 
 def _settled() -> Iterator[tuple[tuple[str, str], ActionSpec]]:
@@ -148,6 +154,27 @@ def _shreddable(limit: int) -> Iterator[tuple[Operation, ActionSpec]]:
             yield operation, spec
 
 
+def _refused_proposals(limit: int) -> Iterator[tuple[Run, timedelta]]:
+    """Ended runs that hold sealed proposals which were refused: they go with the first request that the run may shred,
+    for they say the same of the same people."""
+    now = transition.database_now()
+    holding = Chosen.objects.filter(valid=False).exclude(value_sealed="").values("run")
+    runs = Run.objects.filter(pk__in=holding, state__in=RUN_TERMINAL, escalated_at__isnull=True)
+    for name, version in runs.values_list("workflow_type", "workflow_version").distinct().order_by():
+        after = _shred_after(registry.workflows().get((name, version)))
+        if after is None:
+            continue
+        rows = runs.filter(workflow_type=name, workflow_version=version, settled_at__lt=now - after)
+        for run in rows.only("pk").order_by("pk")[:limit]:
+            yield run, after
+
+
+def _shred_after(workflow: Workflow | None) -> timedelta | None:
+    calls = [(step.provider, step.action) for step in workflow.effects] if workflow else []
+    specs = [reconciler.spec_or_none(Operation(provider=provider, action=action)) for provider, action in calls]
+    return min((spec.shred_after for spec in specs if spec and spec.shred_after is not None), default=None)
+
+
 def _run_keep() -> timedelta:
     """A run stays for as long as an action that declares nothing: its id may come again as late."""
     return ActionSpec().keep
@@ -157,6 +184,5 @@ def _prunable_runs(limit: int) -> list[Run]:
     before = _before(transition.database_now(), _run_keep())
     rows = Run.objects.filter(
         state__in=RUN_TERMINAL, settled_at__lt=before, escalated_at__isnull=True, operations__isnull=True,
-        slots__isnull=True,  # a schedule's own record says what became of each expected run, for good
     )  # fmt: skip
     return list(rows.only("pk").order_by("pk")[:limit])

@@ -561,9 +561,12 @@ def prune(subject: Subject, *, keep: float, fact: Fact) -> str:
 
 
 def shred(subject: Subject, *, after: float, fact: Fact) -> str:
-    """Empty what is sealed of an operation settled `after` seconds ago: "shredded", or why it must stay."""
+    """Empty what is sealed of an operation settled `after` seconds ago, or of the proposals that an ended run refused:
+    "shredded", or why it must stay.
+    """
     body, _none = log.body(fact)
-    (verdict,) = _call("SELECT ledger_shred(%s, %s::numeric, %s)", [subject.pk, after, body])
+    function = "ledger_shred" if subject.kind is Kind.OPERATION else "ledger_shred_proposals"
+    (verdict,) = _call(f"SELECT {function}(%s, %s::numeric, %s)", [subject.pk, after, body])
     return str(verdict)
 
 

@@ -121,9 +121,12 @@ CONDITIONS = (
         "SELECT j.tenant, 'job:' || j.id, l.first, j.name FROM reconciliation_job j, LATERAL ("
         "SELECT count(*) AS runs, min(n.scheduled_for) AS first, count(*) FILTER (WHERE n.state IN"
         " ('failed', 'compensated', 'cancelled') OR n.escalated_at IS NOT NULL) AS bad FROM"
-        " (SELECT s.scheduled_for, r.state, r.escalated_at FROM reconciliation_slot s"
-        " JOIN reconciliation_run r ON r.id = s.run_id WHERE s.job_id = j.id AND NOT s.manual"
-        " AND (r.settled_at IS NOT NULL OR r.escalated_at IS NOT NULL) ORDER BY s.scheduled_for DESC LIMIT 3) n) l"
+        " (SELECT s.scheduled_for, coalesce(r.state, t.state) AS state, r.escalated_at FROM reconciliation_slot s"
+        " LEFT JOIN reconciliation_run r ON r.id = s.run_id"
+        " LEFT JOIN reconciliation_tombstone t ON t.kind = 'run' AND t.subject_id = s.run_id"  # how a pruned one ended
+        " WHERE s.job_id = j.id AND NOT s.manual AND s.run_id IS NOT NULL"
+        " AND (r.settled_at IS NOT NULL OR r.escalated_at IS NOT NULL OR t.id IS NOT NULL)"
+        " ORDER BY s.scheduled_for DESC LIMIT 3) n) l"
         " WHERE j.enabled AND l.runs = 3 AND l.bad = 3",
     ),
     Condition(

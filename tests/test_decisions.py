@@ -9,18 +9,21 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 from pydantic import BaseModel
 
+from audit.models import Entry
+from audit.verify import registered_heads, verify
 from console import checks, sagas
-from reconciliation import choosing, keys, registry, run_deeds, runs, sweeping, tasks, workers
+from reconciliation import choosing, keys, registry, retention, run_deeds, runs, sweeping, tasks, transition, workers
 from reconciliation.models import Chosen, JournalEntry, Run
 from reconciliation.providers.base import Json, OutcomeUnknown, Rejected
 from reconciliation.soundness import problems
 from reconciliation.states import RunState
 from reconciliation.workflows import Choice, Facts, Step, StepKind
 from tests.saga_workflows import PATIENT, Plan, flow, order, reversible
-from tests.scripted import OLGA, applied
+from tests.scripted import KEYED, OLGA, applied, spec
 from tests.test_sagas import press, settle, start
 
 ASKED: list[int] = []
@@ -287,6 +290,65 @@ def test_a_choice_without_a_schema_tells_no_name_either(model: Any, proposal: An
     refused = refuse("free", proposal)
     assert refused.problem.startswith(problem)
     assert CANARY not in f"{refused.problem}{told(Run.objects.get())}"
+
+
+def shredding(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = spec(**KEYED, shred_after=timedelta(days=2))
+    monkeypatch.setattr(model, "actions", dict.fromkeys(model.actions, made))
+
+
+def test_what_was_refused_is_shredded_when_the_runs_requests_are_and_what_counts_stays(
+    model: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shredding(model, monkeypatch)
+    refuse("noted", {"tier": "gold", "notes": {CANARY: "x"}})
+    run = Run.objects.get()
+    clock.advance(days=1)
+    assert retention.tend().proposals == 0
+    clock.advance(days=2)
+    assert retention.tend(dry_run=True).proposals == 1
+    tally = retention.tend()
+    assert (tally.proposals, "and what 1 runs refused" in tally.told()) == (1, True)
+    refused, counted = Chosen.objects.order_by("id")
+    assert (refused.value_sealed, refused.value_shown, refused.problem) == (
+        "", '{"tier":"gold"}', "notes.•: int_parsing",
+    )  # fmt: skip
+    assert (counted.value_sealed != "", told(run).hidden) == (True, ())
+    assert Entry.objects.get(subject=str(run.subject), event="shredded").actor == "system:retention"
+    assert retention.tend().proposals == 0
+    assert list(verify(registered_heads())) == []
+
+
+def test_what_was_refused_stays_while_a_person_must_look_at_the_run(
+    model: Any, clock: Any, monkeypatch: pytest.MonkeyPatch, cleaner: Any
+) -> None:
+    shredding(model, monkeypatch)
+    refuse("noted", {"tier": "gold", "notes": {CANARY: "x"}})
+    settle(clock)
+    clock.advance(days=9)
+    cleaner.execute("UPDATE reconciliation_run SET escalated_at = now()")
+    assert retention.tend().proposals == 0
+    run = Run.objects.get()
+    fact = OLGA.fact("shredded")
+    assert transition.shred(run.subject, after=0, fact=fact) == "escalated"
+    cleaner.execute("UPDATE reconciliation_run SET escalated_at = NULL")
+    assert transition.shred(run.subject, after=10 * 86_400, fact=fact) == "young"
+    assert transition.shred(run.subject, after=0, fact=fact) == "shredded"
+    MODEL[:] = [lambda: {"amount": 0}] * 3
+    open_one = start("slow", workflow_id="c-2")
+    settle(clock)
+    assert transition.shred(open_one.subject, after=0, fact=fact) == "open"
+
+
+def test_a_proposal_is_emptied_by_retention_alone_and_never_one_that_counts(
+    model: Any, superuser_connection: Any
+) -> None:
+    refuse("noted", {"tier": "gold", "notes": {CANARY: "x"}})
+    run, change = Run.objects.get(), "UPDATE reconciliation_chosen SET value_sealed = ''"
+    for where, subject in (("valid", f"run:{run.pk}"), ("NOT valid", "run:0"), ("NOT valid", "")):
+        superuser_connection.execute("SELECT set_config('aftercall.pruning', %s, false)", [subject])
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="append-only"):
+            superuser_connection.execute(f"{change} WHERE {where}")
 
 
 # Deciding anew

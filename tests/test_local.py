@@ -297,6 +297,23 @@ def test_the_mark_of_the_transaction_never_outlives_it(book: Shelf) -> None:
     assert LocalEffect.objects.count() == 0
 
 
+def test_the_fence_does_not_read_the_marks_that_no_vacuum_has_taken_away_yet(
+    book: Shelf, superuser_connection: Any
+) -> None:
+    table = "reconciliation_localeffect"
+    superuser_connection.execute(f"ALTER TABLE {table} DISABLE TRIGGER ALL")
+    superuser_connection.execute(
+        f"INSERT INTO {table} (operation_id, generation) SELECT i, 1 FROM generate_series(1, 20000) i"
+    )
+    superuser_connection.execute(f"ALTER TABLE {table} ENABLE TRIGGER ALL")
+    superuser_connection.execute("DELETE FROM reconciliation_localeffect")
+    perform(entry(), actor=AGENT)
+    plan = superuser_connection.execute(
+        "EXPLAIN DELETE FROM reconciliation_localeffect WHERE operation_id = 7 AND generation = 3"
+    ).fetchall()
+    assert "local_effect_operation" in str(plan)
+
+
 def test_the_server_ends_an_effect_that_takes_longer_than_its_lease(book: Shelf, clock: Clock, settings: Any) -> None:
     settings.AFTERCALL_LEASE_MARGIN = 0.3
     book.does(lambda call, cursor: cursor.execute("SELECT pg_sleep(20)"))

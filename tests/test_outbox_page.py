@@ -106,6 +106,25 @@ def test_other_tenants_messages_are_not_there(ann: Any, bad: Message, clock: Clo
     assert press(ann, Message.objects.get(pk=theirs), "discard").status_code == 404
 
 
+def test_a_page_does_not_read_the_backlog_of_other_tenants(people: dict[str, Any], superuser_connection: Any) -> None:
+    columns = {
+        "workflow_type": "'w'", "step": "'s'", "business_object": "'\"o\"'", "intent_version": "1", "ordering": "''",
+        "provider": "'p'", "action": "'a'", "fingerprint": "'f'", "request_sealed": "'x'", "terms": "'{}'",
+        "requested_by": "''", "on_behalf_of": "''", "intended_at": "now()", "tries": "0", "detail": "''",
+        "created_at": "now()", "changed_at": "now()", "version": "0", "workflow_id": "i", "problem": "'too_old'",
+        "tenant": "CASE WHEN i < 10 THEN 't_acme' ELSE 't_beta' END", "lineage": "sha256(i::text::bytea)",
+        "state": "CASE i % 2 WHEN 0 THEN 'stuck' ELSE 'waiting' END", "due_at": "CASE i % 2 WHEN 1 THEN now() END",
+    }  # fmt: skip
+    superuser_connection.execute(
+        f"INSERT INTO reconciliation_message ({', '.join(columns)}) SELECT {', '.join(columns.values())}"
+        " FROM generate_series(1, 20000) AS i"
+    )
+    superuser_connection.execute("ANALYZE reconciliation_message")
+    own = Message.objects.filter(tenant__in=["t_acme"])
+    for rows in (own.filter(state="waiting").order_by("due_at", "id"), own.filter(state="stuck")):
+        assert "message_open_tenant" in rows[:50].explain()
+
+
 def test_the_queue_says_that_a_message_needs_a_decision_and_counts_it(ann: Any, bad: Message) -> None:
     page = text(ann.get("/"))
     assert "1 message of the outbox cannot be published." in page

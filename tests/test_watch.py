@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 from django_q.models import OrmQ
 
-from reconciliation import registry, schedules, sweeping, tasks, transition, watch
+from reconciliation import registry, retention, schedules, sweeping, tasks, transition, watch
 from reconciliation.actions import Verdict
 from reconciliation.actors import SYSTEM
 from reconciliation.models import Approval, Job, Limit, Run, Signal
@@ -431,6 +431,24 @@ def test_a_job_that_fails_three_times_in_a_row_is_a_signal_and_one_good_run_ends
     watch.look()
     assert open_now()["job_failing"] == f"job:{job}"
     _slot(superuser_connection, job, 1, run=cast.run_stands(cast.run(), "succeeded").pk)
+    watch.look()
+    assert "job_failing" not in open_now()
+
+
+def test_a_job_that_runs_once_a_year_still_fails_three_times_in_a_row_when_its_runs_were_pruned(
+    ledger_db: Any, superuser_connection: Any, clock: Clock
+) -> None:
+    superuser_connection.execute("SET session_replication_role = replica")
+    job = _job(superuser_connection, "yearly")
+    for day in (4, 3, 2):
+        _slot(superuser_connection, job, day, run=cast.run_stands(cast.run(), "failed").pk)
+    clock.advance(days=300)
+    assert retention.tend().pruned["run"] == 3
+    watch.look()
+    assert open_now()["job_failing"] == f"job:{job}"
+    _slot(superuser_connection, job, 1, run=cast.run_stands(cast.run(), "succeeded").pk)
+    clock.advance(days=300)
+    assert retention.tend().pruned["run"] == 1
     watch.look()
     assert "job_failing" not in open_now()
 

@@ -24,7 +24,7 @@ from console.views import approvals, errors
 from reconciliation import job_wording, jobs, occurrences, registry, slots, wording
 from reconciliation import schedules as ledger
 from reconciliation.actions import Actor, Answer, Permission, Verdict
-from reconciliation.models import Job, Slot
+from reconciliation.models import Job, Slot, Tombstone
 from reconciliation.occurrences import NotASchedule, Occurrence, SlotState
 from reconciliation.transition import ALIAS, database_now
 from reconciliation.wording import Label
@@ -42,6 +42,7 @@ class Line:
     slot: Slot
     label: Label
     text: str
+    pruned: str = ""  # how its run ended, where the run itself is gone
 
 
 @signed_in
@@ -80,8 +81,9 @@ def _said(job: Job) -> str:
 def _recent(rows: list[Job]) -> dict[int, list[Line]]:
     """The newest expected runs of each schedule, by one query."""
     newest: dict[int, list[Line]] = {job.pk: [] for job in rows}
-    for slot in Slot.objects.filter(pk__in=_newest(rows)).select_related("run").order_by("-scheduled_for"):
-        newest[slot.job_id].append(_line(slot))
+    slots = Slot.objects.filter(pk__in=_newest(rows)).select_related("run").order_by("-scheduled_for")
+    for line in _lines(list(slots)):
+        newest[line.slot.job_id].append(line)
     return newest
 
 
@@ -96,12 +98,20 @@ def _newest(rows: list[Job]) -> list[int]:
         return [row[0] for row in cursor.fetchall()]
 
 
-def _line(slot: Slot) -> Line:
-    if slot.run is not None and (slot.open or slot.run.state != "succeeded"):
-        label = wording.run_label(slot.run.state, escalated=slot.run.escalated_at is not None)
+def _lines(slots: list[Slot]) -> list[Line]:
+    gone = [slot.run_id for slot in slots if slot.run_id is not None and slot.run is None]
+    stones = Tombstone.objects.filter(kind="run", subject_id__in=gone) if gone else []
+    ended = {stone.subject_id: stone.state for stone in stones}
+    return [_line(slot, ended.get(slot.run_id or 0, "")) for slot in slots]
+
+
+def _line(slot: Slot, pruned: str) -> Line:
+    state = slot.run.state if slot.run is not None else pruned
+    if state and (slot.open or state != "succeeded"):
+        label = wording.run_label(state, escalated=slot.run is not None and slot.run.escalated_at is not None)
     else:
         label = wording.slot_label(slot.state)
-    return Line(slot, label, job_wording.slot_story(slot))
+    return Line(slot, label, job_wording.slot_story(slot), wording.run_label(pruned).word if pruned else "")
 
 
 @signed_in
@@ -127,7 +137,7 @@ def _facts(request: HttpRequest, job: Job, actor: Actor) -> dict[str, Any]:
         "waiting": _waiting(job, now),
         "coming": _coming(job, now) if not request.GET.get("after") else [],
         "page": page,
-        "lines": [_line(slot) for slot in page.rows],
+        "lines": _lines(page.rows),
         "terms": job_wording.job_terms(job),
         "never": sagas.never(job.workflow),
         "asked": list(Slot.objects.filter(job=job, state=SlotState.ASKED).order_by("scheduled_for")[:3]),

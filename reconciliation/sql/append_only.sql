@@ -3,6 +3,7 @@
 CREATE OR REPLACE FUNCTION journal_is_append_only() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     v_pruning text := coalesce(current_setting('aftercall.pruning', true), '');
+    v_sealed text := CASE TG_TABLE_NAME WHEN 'reconciliation_chosen' THEN 'value_sealed' ELSE 'sealed' END;
     v_row jsonb;
 BEGIN
     IF v_pruning <> '' AND TG_LEVEL = 'ROW' THEN
@@ -10,7 +11,8 @@ BEGIN
         IF v_pruning IN ('operation:' || (v_row->>'operation_id'), 'run:' || (v_row->>'run_id')) THEN
             IF TG_OP = 'DELETE' THEN
                 RETURN OLD;
-            ELSIF NEW.sealed = '' AND to_jsonb(NEW) - 'sealed' = v_row - 'sealed' THEN
+            ELSIF to_jsonb(NEW)->>v_sealed = '' AND to_jsonb(NEW) - v_sealed = v_row - v_sealed
+                  AND v_row->>'valid' IS DISTINCT FROM 'true' THEN  -- a choice that counts is read by later undos
                 RETURN NEW;
             END IF;
         END IF;

@@ -133,6 +133,9 @@ BEGIN
         RETURN 'approval';
     ELSIF EXISTS (SELECT 1 FROM reconciliation_operation o WHERE o.run_id = p_id) THEN
         RETURN 'operations';
+    -- A schedule still counts it among those that go on. What is over keeps its record, with the run's id in it.
+    ELSIF EXISTS (SELECT 1 FROM reconciliation_slot s WHERE s.run_id = p_id AND s.open) THEN
+        RETURN 'schedule';
     END IF;
     v_stone.kind := 'run';
     v_stone.subject_id := p_id;
@@ -187,6 +190,37 @@ BEGIN
     UPDATE reconciliation_operation o SET request_sealed = '', result_sealed = '', shredded_at = aftercall_now(),
         version = o.version + 1, updated_at = aftercall_now() WHERE o.id = p_id;
     PERFORM audit_append('operation:' || p_id, v_op.tenant, 'shredded', v_op.state, v_op.state, v_op.version + 1, p_body, NULL);
+    RETURN 'shredded';
+END $$;
+
+-- Empties what is sealed of the proposals that the decisions of an ended run refused. Nothing is built from them.
+CREATE OR REPLACE FUNCTION ledger_shred_proposals(p_id bigint, p_after numeric, p_body text)
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
+DECLARE
+    v_run reconciliation_run;
+    v_found boolean;
+BEGIN
+    SELECT * INTO v_run FROM reconciliation_run r WHERE r.id = p_id FOR NO KEY UPDATE SKIP LOCKED;
+    IF v_run.id IS NULL THEN
+        RETURN 'busy';
+    ELSIF ledger_restored() THEN
+        RETURN 'restored';
+    ELSIF v_run.settled_at IS NULL THEN
+        RETURN 'open';
+    ELSIF v_run.escalated_at IS NOT NULL THEN
+        RETURN 'escalated';
+    ELSIF v_run.settled_at > aftercall_now() - p_after * interval '1 second' THEN
+        RETURN 'young';
+    END IF;
+    PERFORM set_config('aftercall.pruning', 'run:' || p_id, true);
+    UPDATE reconciliation_chosen c SET value_sealed = '' WHERE c.run_id = p_id AND NOT c.valid AND c.value_sealed <> '';
+    v_found := FOUND;
+    PERFORM set_config('aftercall.pruning', '', true);
+    IF v_found THEN
+        UPDATE reconciliation_run r SET version = r.version + 1, updated_at = aftercall_now() WHERE r.id = p_id;
+        PERFORM audit_append('run:' || p_id, v_run.tenant, 'shredded', v_run.state, v_run.state, v_run.version + 1,
+                             p_body, NULL);
+    END IF;
     RETURN 'shredded';
 END $$;
 
