@@ -18,7 +18,7 @@ from reconciliation import case_wording, choosing, registry, run_deeds, run_word
 from reconciliation.compensation import is_stuck, may_start, waits_for_consent
 from reconciliation.leases import HANDLER, LOCK
 from reconciliation.models import Chosen, JournalEntry, Operation, Run
-from reconciliation.progress import UNDO, Progress, has_effect
+from reconciliation.progress import UNDO, Progress, cannot_be_undone, has_effect
 from reconciliation.states import RUN_TERMINAL, Basis, RunState, State
 from reconciliation.wording import Label
 from reconciliation.workflows import Choice, Step, StepKind, Workflow, closure, ring
@@ -129,7 +129,7 @@ def saga(run: Run) -> Saga:
     return Saga(
         stages=_stages(workflow, views) + _strangers(progress),
         obstacles=_obstacles(progress),
-        never=list(workflow.cannot_be_undone()),
+        never=cannot_be_undone(workflow),
     )
 
 
@@ -610,7 +610,7 @@ def _time_spent(run: Run, longest: timedelta, now: datetime) -> str:
 def never(workflow_name: str) -> list[tuple[str, str]]:
     """(step, reason) of what nothing takes back of a run that is started now, to be read where people start one."""
     try:
-        return list(registry.workflow(workflow_name).cannot_be_undone())
+        return cannot_be_undone(registry.workflow(workflow_name))
     except registry.Unregistered:
         return []
 
@@ -622,6 +622,6 @@ def declared() -> list[tuple[Workflow, dict[str, Any]]]:
         if name not in newest or newest[name].version < version:
             newest[name] = workflow
     return [
-        (each, {"pivot": each.pivot.name if each.pivot else "", "never": list(each.cannot_be_undone())})
+        (each, {"pivot": each.pivot.name if each.pivot else "", "never": cannot_be_undone(each)})
         for each in sorted(newest.values(), key=lambda each: each.name)
     ]

@@ -129,6 +129,12 @@ def has_effect(call: Step | Operation) -> bool:
         return True  # what is not known here is not taken for harmless
 
 
+def cannot_be_undone(workflow: Workflow) -> list[tuple[str, str]]:
+    """(step, reason) of what a run of this workflow cannot take back, for people to read before it starts."""
+    never = [step for step in workflow.effects if step.undo is None and has_effect(step)]
+    return [(step.name, step.cannot_undo or "no undo is declared") for step in never]
+
+
 def next_due(operations: Iterable[Operation]) -> datetime | None:
     """When the first of them is due, if any is."""
     return min((o.due_at for o in operations if o.due_at is not None), default=None)

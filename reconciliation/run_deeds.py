@@ -8,7 +8,7 @@ from . import choosing, compensation, reconciler, registry, runs
 from .actors import Actor
 from .deeds import NotAllowed, Pressed
 from .models import Operation, Run
-from .progress import Progress, has_effect
+from .progress import Progress, cannot_be_undone, has_effect
 from .providers.base import Verdict
 from .states import RUN_TERMINAL, RunState, State
 from .wording import reason
@@ -68,8 +68,10 @@ def _effects(run: Run) -> tuple[Step, ...]:
 
 
 def _cannot(run: Run) -> list[tuple[str, str]]:
-    never = [step for step in _effects(run) if step.undo is None and has_effect(step)]
-    return [(step.name, step.cannot_undo or "no undo is declared") for step in never]
+    try:
+        return cannot_be_undone(registry.workflow(run.workflow_type, run.workflow_version))
+    except registry.Unregistered:
+        return []
 
 
 def tell(told: Account) -> str:

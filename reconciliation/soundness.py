@@ -61,7 +61,14 @@ def _step_problems(workflow: Workflow, step: Step, repeat_of: Callable[[str, str
 
 def _pivot_problems(workflow: Workflow, step: Step) -> Iterator[str]:
     """Where a step with an effect stands, by what needs what: steps are sent as soon as their needs are met."""
-    if step is workflow.pivot or workflow.after_pivot(step):
+    if step is workflow.pivot:
+        return
+    if workflow.after_pivot(step):
+        if step.kind is StepKind.COMPENSABLE and step.undo is None and not step.cannot_undo:
+            yield (
+                f"step {step.name!r} comes after the pivot and is compensable, but nothing takes it back: make it "
+                "retryable, or give it an undo, or undo=None with the reason in cannot_undo"
+            )
         return
     before = workflow.before_pivot(step)
     if before and step.kind is StepKind.RETRYABLE:

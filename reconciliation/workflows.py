@@ -7,7 +7,7 @@ declaration is found at start, not in the middle of somebody's money.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -69,8 +69,8 @@ class Step:
     """One effect. `request` must give the same object each time that it is given the same facts.
 
     `after` names the steps whose results it needs; without it the step follows the one declared before it. A step with
-    an effect that does not wait for the pivot declares `undo`, or `undo=None` with the reason in `cannot_undo`, which
-    is shown before a run starts.
+    an effect that does not wait for the pivot, or that is compensable after it, declares `undo`, or `undo=None` with
+    the reason in `cannot_undo`. What has no undo is shown before a run starts.
     """
 
     name: str
@@ -178,12 +178,6 @@ class Workflow:
             return step.undo.after
         place = self.steps.index(step)
         return tuple(each.name for each in self.effects if each.undo and self.steps.index(each) > place)
-
-    def cannot_be_undone(self) -> Iterator[tuple[str, str]]:
-        """(step, reason) of what a run of this workflow cannot take back, for people to read before it starts."""
-        for step in self.effects:
-            if step.cannot_undo:
-                yield step.name, step.cannot_undo
 
 
 def _data(step: Step | Choice) -> list[Any]:

@@ -98,7 +98,17 @@ def test_a_retryable_step_of_a_workflow_without_a_pivot_is_refused() -> None:
 
 
 def test_a_step_without_an_undo_may_wait_for_the_pivot_by_way_of_another() -> None:
-    assert told(RESERVE, SHIP, replace(PLAIN, name="a"), replace(PLAIN, name="b", after=("a",))) == ""
+    assert told(RESERVE, SHIP, replace(TELL, name="a"), replace(TELL, name="b", after=("a",))) == ""
+
+
+def test_a_compensable_step_after_the_pivot_needs_what_takes_it_back_or_a_reason() -> None:
+    said = told(RESERVE, SHIP, PLAIN)
+    assert said == (
+        "step 'note' comes after the pivot and is compensable, but nothing takes it back: make it retryable, or give "
+        "it an undo, or undo=None with the reason in cannot_undo"
+    )
+    right = (TELL, flows.reversible("note"), replace(PLAIN, cannot_undo="it stays"), replace(PLAIN, action="read"))
+    assert [told(RESERVE, SHIP, step) for step in right] == ["", "", "", ""]
 
 
 def test_a_step_that_is_compensable_by_its_kind_is_not_taken_for_one_before_the_pivot() -> None:

@@ -14,6 +14,7 @@ from examples.order_desk.workflow import DAMAGED_ITEM
 from reconciliation import actions, checks, deeds, executor, leases, registry, run_deeds, runs, sweeping
 from reconciliation.actions import Press
 from reconciliation.models import Chosen, Operation, Run
+from reconciliation.progress import cannot_be_undone
 from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
 from reconciliation.soundness import problems
 from reconciliation.states import RunState, State
@@ -250,7 +251,11 @@ def test_an_effect_that_cannot_be_undone_leaves_the_run_to_a_person(sagas: Any, 
     assert (run.state, run.escalation_reason, run.waiting_for) == (
         RunState.COMPENSATING, "undo_incomplete", "stuck: stamp",
     )  # fmt: skip
-    assert list(flows.LASTING.cannot_be_undone()) == [("stamp", "a stamp stays")]
+
+
+def test_what_has_no_undo_is_named_before_a_run_starts_with_the_reason_or_that_there_is_none(sagas: Any) -> None:
+    assert cannot_be_undone(flows.LASTING) == [("stamp", "a stamp stays"), ("ship", "no undo is declared")]
+    assert cannot_be_undone(flows.LOOKED) == [("ship", "no undo is declared")]
 
 
 def test_what_cannot_be_undone_does_not_keep_earlier_steps_from_being_undone(sagas: Any, clock: Any) -> None:

@@ -93,7 +93,14 @@ DAMAGED_ITEM = Workflow(
             kind=StepKind.RETRYABLE,
             cannot_undo="a mail that went out cannot be called back",
         ),
-        Step(name="close_ticket", provider="tickets", action="ticket.close", request=_close, kind=StepKind.RETRYABLE),
+        Step(
+            name="close_ticket",
+            provider="tickets",
+            action="ticket.close",
+            request=_close,
+            kind=StepKind.RETRYABLE,
+            cannot_undo="a ticket that was closed is opened again by hand",
+        ),
     ),
 )
 
