@@ -25,6 +25,7 @@ from . import (
     second_person,
     slots,
     transition,
+    wording,
 )  # fmt: skip
 from .actors import Actor, Permission
 from .keys import InvalidField
@@ -367,7 +368,7 @@ def run_now(job: Job, *, fill: int | str | None, version: int, token: UUID, acto
         schedules.start(fresh, slot, actor=actor)
         slots.record(fresh, slot, actor=actor, reason=reason)
         if slot.run is None:
-            raise Refused("", "The workflow refused this input, so no run was started.")
+            raise Refused("", f"No run was started: {wording.reason(slot.reason_code)}.")
         return f"Run {slot.run.workflow_id} is started."
 
     action = "new_intent" if fill is None else "fill"

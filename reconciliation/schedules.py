@@ -359,7 +359,7 @@ def start(job: Job, slot: Slot, *, actor: Actor = BEAT) -> None:
                              intended_at=slot.scheduled_for)  # fmt: skip
     except (InvalidField, runs.RunMismatch, transition.Pruned) as refused:
         log.warning("slot_not_started", job=job.pk, slot=slot.pk, **fault(refused))
-        slots.settle(slot, state=SlotState.NOT_STARTED, reason_code="run_refused")
+        slots.settle(slot, state=SlotState.NOT_STARTED, reason_code=_why_refused(refused))
         slots.record(job, slot, actor=actor)
         return
     now = transition.database_now()
@@ -368,6 +368,12 @@ def start(job: Job, slot: Slot, *, actor: Actor = BEAT) -> None:
                  open=run.state not in RUN_TERMINAL)  # fmt: skip
     if job.problem:
         Job.objects.filter(pk=job.pk).update(problem="")
+
+
+def _why_refused(refused: Exception) -> str:
+    if isinstance(refused, InvalidField):
+        return "run_too_old" if refused.field == "intended_at" else "run_refused"
+    return "run_pruned" if isinstance(refused, transition.Pruned) else "run_mismatch"
 
 
 def _asked_by(slot: Slot) -> Actor | None:

@@ -220,6 +220,7 @@ REASONS: dict[str, str] = {
     "key_forgotten": "refused: the provider may have forgotten the key",
     # runs
     "step_attempted": "a step was attempted",
+    "handed_back": "a worker had no time to begin anything more of it; the next one goes on at once",
     "step_waits": "a step waits for its due time",
     "step_unknown": "the outcome of a step is unknown",
     "left_to_others": "left to a worker that has a handler for it",
@@ -271,6 +272,10 @@ REASONS: dict[str, str] = {
     "gap_of_clock_change": "that local time did not exist: the clock was put forward",
     "local_time_ran_already": "that local time has had its run; the zone data moved it",
     "run_refused": "the workflow refused the job's input",
+    "run_too_old": "its time is longer ago than anything about its steps is kept, so nobody can tell whether it was "
+    "done already; find out at the providers, and run it once more as a new intent if it was not",
+    "run_pruned": "it has had its run, which was pruned since",
+    "run_mismatch": "a run of this time is there already, with another input",
     "zone_unknown": "the job's zone is not in the zone data here",
     "max_run_time": "the run takes longer than its job allows",
     "job_created": "a schedule was made",

@@ -12,7 +12,8 @@ from django.db import connections, transaction
 
 from audit import verify
 from audit.models import Entry
-from reconciliation import jobs, occurrences, registry, runs, schedules, tasks
+from reconciliation import job_wording, jobs, occurrences, registry, runs, schedules, tasks, transition
+from reconciliation.keys import InvalidField
 from reconciliation.models import Job, Run, Slot
 from reconciliation.states import RunState
 from tests import cast, timetable
@@ -571,6 +572,39 @@ def test_filling_a_slot_uses_the_id_of_its_time_and_a_new_intent_one_of_its_own(
     assert Run.objects.filter(workflow_id__startswith="nightly@hand:").count() == 2
     work()
     assert len(office.effects) == 3
+
+
+def test_a_start_that_is_too_long_ago_says_so_and_what_can_be_done(office, clock):
+    yearly = job(at=utc("2026-01-31T00:00"), clock=clock, expression="0 0 1 2 *")
+    clock.set(utc("2026-12-20T00:00"))
+    tick()
+    assert told(yearly) == [("02-01 00:00", "not_started", "run_too_old", 1)]
+    (slot,) = slots(yearly)
+    assert "longer ago than anything about its steps is kept" in job_wording.slot_story(slot)
+    answer = press(yearly, slot.pk)
+    assert (answer.verdict, "run it once more as a new intent" in answer.message) == ("refused", True)
+    assert press(yearly, None).verdict == "done"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        (runs.RunMismatch("another input"), "run_mismatch"),
+        (transition.Pruned(kind="run", pk=1, source="", target="pending"), "run_pruned"),
+        (InvalidField("input.order", "is missing"), "run_refused"),
+    ],
+    ids=["mismatch", "pruned", "refused"],
+)
+def test_a_start_that_is_refused_says_why(office, clock, monkeypatch, refusal, code):
+    def refuse(*args, **given):
+        raise refusal
+
+    hourly = job(at=utc("2026-06-10T08:30"), clock=clock, expression="0 * * * *")
+    monkeypatch.setattr(runs, "start", refuse)
+    clock.set(utc("2026-06-10T09:00:01"))
+    tick()
+    assert told(hourly) == [("06-10 09:00", "not_started", code, 1)]
+    assert not job_wording.slot_story(slots(hourly)[0]).startswith("Run ")
 
 
 def test_the_next_slot_filled_before_its_time_is_not_run_again_at_its_time(office, clock):
