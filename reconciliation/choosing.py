@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,11 +49,12 @@ class NotChosenAgain(Exception):
     """A fresh decision that may not be asked for. The text says why and what would allow it."""
 
 
-def choose(progress: Progress, step: Choice, lease: Held) -> tuple[str, str] | None:
+def choose(progress: Progress, step: Choice, lease: Held, *, ends: float = math.inf) -> tuple[str, str] | None:
     """Ask once and store what was proposed; ask again, within a budget of its own, where the proposal is invalid.
 
     Each time is on record before it is asked, with a lease that leaves time for it: neither a slow model nor one that
-    takes its worker down is asked without end. Returns (step, reason) where the run stops for a person.
+    takes its worker down is asked without end. Nothing is asked again after `ends` (monotonic seconds): the step is not
+    decided then. Returns (step, reason) where the run stops for a person.
     """
     run, version = progress.run, decided_version(progress.run, step.name) + 1
     try:
@@ -69,6 +72,8 @@ def choose(progress: Progress, step: Choice, lease: Held) -> tuple[str, str] | N
             problem = "; ".join(filter(None, (_problem(step, error, answered=bool(proposed)), kept.lost)))
             _store(run, step, lease, version=version, valid=False, reason=reason, kept=kept, problem=problem)
             log.info("proposal_refused", run=run.pk, step=step.name, error=type(error).__name__)
+            if time.monotonic() >= ends and not is_spent(run, step):
+                return None
             continue
         kept = Kept(*sealing.split(value, step.shown))
         _store(run, step, lease, version=version, valid=True, reason=reason, kept=kept)

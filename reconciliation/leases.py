@@ -34,6 +34,12 @@ def with_margin(seconds: float) -> float:
     return seconds + float(settings.AFTERCALL_LEASE_MARGIN)
 
 
+def a_while() -> float:
+    """Seconds after which one walk begins nothing more: a task that had the time for its first step, and that step's
+    margin, would be ended by the queue in the middle of another one."""
+    return float(settings.AFTERCALL_LEASE_MARGIN) / 2
+
+
 def of_step(step: Step | Choice) -> float:
     """Seconds that one step may hold its run."""
     if isinstance(step, Choice):

@@ -6,6 +6,7 @@ same transaction. A run's steps are claimed under the run's lease: whoever lost 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -229,18 +230,28 @@ def _woken(run: Run) -> bool:
 
 
 def _walk(run: Run, workflow: Workflow, lease: Held) -> None:
-    """Start what may start until nothing more does; then leave the run where it stands."""
+    """Start what may start until nothing more does, or time is up; then leave the run where it stands."""
     tried: set[str] = set()
+    begun, ends = False, time.monotonic() + leases.a_while()
     while True:
         progress = Progress.of(run, workflow)
         stop = cap_reached(progress) or ("" if not _blocked(progress) else "blocked")
         ready = [] if stop else [step for step in progress.startable() if step.name not in tried]
         if not ready:
             return _settle(progress, lease, cap=stop)
-        tried |= {step.name for step in ready}
-        fault = _start_all(progress, ready, lease)
+        if begun and time.monotonic() >= ends:
+            return _hand_back(progress, lease)
+        begun = True
+        tried |= {step.name for step in ready if isinstance(step, Step)}  # one that is not decided is asked for again
+        fault = _start_all(progress, ready, lease, ends=ends)
         if fault:
             return leases.stop(run, lease, step=fault[0], reason=fault[1])
+
+
+def _hand_back(progress: Progress, lease: Held) -> None:
+    """Leave the run to whoever has the time for its next step, at once."""
+    to = RunState.UNCERTAIN if progress.unknown else RunState.PENDING
+    leases.leave(progress.run.subject, lease, to=to, reason_code="handed_back", after={"due_at": 0})
 
 
 def _blocked(progress: Progress) -> bool:
@@ -259,25 +270,25 @@ def cap_reached(progress: Progress) -> str:
     return ""
 
 
-def _start_all(progress: Progress, ready: list[Step | Choice], lease: Held) -> tuple[str, str] | None:
+def _start_all(progress: Progress, ready: list[Step | Choice], lease: Held, *, ends: float) -> tuple[str, str] | None:
     """Each ready step once, side by side where there are several. Returns (step, reason) of a fault that stops it."""
     if len(ready) == 1:
-        return _start(progress, ready[0], lease)
+        return _start(progress, ready[0], lease, ends=ends)
     with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(ready))) as pool:
-        faults = list(pool.map(lambda step: _start_apart(progress, step, lease), ready))
+        faults = list(pool.map(lambda step: _start_apart(progress, step, lease, ends=ends), ready))
     return next((fault for fault in faults if fault), None)
 
 
-def _start_apart(progress: Progress, step: Step | Choice, lease: Held) -> tuple[str, str] | None:
+def _start_apart(progress: Progress, step: Step | Choice, lease: Held, *, ends: float) -> tuple[str, str] | None:
     try:
-        return _start(progress, step, lease)
+        return _start(progress, step, lease, ends=ends)
     finally:
         connections.close_all()  # a thread has connections of its own
 
 
-def _start(progress: Progress, step: Step | Choice, lease: Held) -> tuple[str, str] | None:
+def _start(progress: Progress, step: Step | Choice, lease: Held, *, ends: float) -> tuple[str, str] | None:
     if isinstance(step, Choice):
-        return choosing.choose(progress, step, lease)
+        return choosing.choose(progress, step, lease, ends=ends)
     return stepping.send(progress.run, step.name, lambda: _intent(progress, step, lease), lease)
 
 

@@ -45,6 +45,7 @@ def _once_the_model_is_asked(facts: Facts) -> Json:
 PLAN = Choice(name="plan", choose=ask, schema=Plan, shown=("amount",), proposals=3, after=())
 PAY = Step(name="pay", provider="clerk", action="keyed", kind=StepKind.PIVOT, request=order, retry=PATIENT)
 SLOW = flow("slow", PLAN, PAY)
+TWO_PLANS = flow("two_plans", replace(PLAN, name="first"), replace(PLAN, after=("first",)), PAY)
 TWICE = flow("twice", PLAN, PAY, max_replans=2)
 APART_FROM_IT = flow("apart_from_it", reversible("reserve"), replace(PAY, name="ship"), PLAN)
 BESIDE = flow(
@@ -53,7 +54,7 @@ BESIDE = flow(
 )  # fmt: skip
 
 
-WORKFLOWS = ("SLOW", "TWICE", "APART_FROM_IT", "BESIDE", "NOTED", "FREE")
+WORKFLOWS = ("SLOW", "TWO_PLANS", "TWICE", "APART_FROM_IT", "BESIDE", "NOTED", "FREE")
 
 
 @pytest.fixture
@@ -417,18 +418,59 @@ def test_a_run_that_walks_back_decides_nothing_anew(model: Any, clock: Any) -> N
     assert (allowed, why) == (False, "The run is being undone; nothing of it is decided anew.")
 
 
-def test_a_task_begins_no_decision_that_the_queue_would_end_in_the_middle(
-    model: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    passed = [0.0]
-    for module in (tasks, sweeping):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: passed[0]))
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that have passed for the worker."""
+    seconds = [0.0]
+    for module in (tasks, sweeping, runs, choosing):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    return seconds
 
-    def slowly() -> Json:
+
+def slowly(passed: list[float], proposal: Json) -> Callable[[], Json]:
+    def thinks() -> Json:
         passed[0] += 100.0
-        return {"amount": 7}
+        return proposal
 
-    MODEL[:] = [slowly] * 3
+    return thinks
+
+
+def test_a_task_asks_for_one_slow_decision_of_a_run_and_hands_it_back_before_the_next(
+    model: Any, clock: Any, passed: list[float]
+) -> None:
+    MODEL[:] = [slowly(passed, {"amount": 7})] * 2
+    run = start("two_plans")
+    tasks.drain()
+    run.refresh_from_db()
+    assert (ASKED, run.state, run.reason_code, run.escalated_at) == ([1], "pending", "handed_back", None)
+    tasks.drain()
+    assert (ASKED, Run.objects.get().state, len(model.calls)) == ([1, 2], "pending", 0)
+    tasks.drain()
+    assert (Run.objects.get().state, len(model.calls)) == ("succeeded", 1)
+    assert JournalEntry.objects.filter(kind="proposal_asked").count() == 2
+
+
+def test_a_task_asks_no_slow_model_again_that_proposed_nothing_valid(
+    model: Any, clock: Any, passed: list[float]
+) -> None:
+    MODEL[:] = [slowly(passed, {"amount": "none"})] * 3
+    run = start("slow")
+    for number in (1, 2, 3):
+        tasks.drain()
+        assert len(ASKED) == number
+    run.refresh_from_db()
+    assert (run.escalation_reason, run.waiting_for) == ("no_valid_proposal", "plan")
+
+
+def test_a_quick_decision_after_a_quick_one_is_made_in_one_go(model: Any, clock: Any, passed: list[float]) -> None:
+    MODEL[:] = [lambda: {"amount": 7}] * 2
+    assert runs.advance(start("two_plans").pk).state == "succeeded"
+
+
+def test_a_task_begins_no_decision_that_the_queue_would_end_in_the_middle(
+    model: Any, clock: Any, passed: list[float]
+) -> None:
+    MODEL[:] = [slowly(passed, {"amount": 7})] * 3
     for name in ("w1", "w2", "w3"):
         start("slow", workflow_id=name)
     tasks.drain()
@@ -437,4 +479,5 @@ def test_a_task_begins_no_decision_that_the_queue_would_end_in_the_middle(
         clock.advance(minutes=2)
         tasks.drain()
     assert ASKED == [1, 2, 3]
+    settle(clock)
     assert set(Run.objects.values_list("state", flat=True)) == {"succeeded"}
