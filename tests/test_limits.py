@@ -14,14 +14,14 @@ from django.db import connections, transaction
 
 from audit.models import Entry
 from audit.verify import registered_heads, verify
-from reconciliation import executor, limits, outbox, registry, retrying, sweeping, tasks, transition
+from reconciliation import executor, limits, outbox, registry, retention, retrying, sweeping, tasks, transition
 from reconciliation.actors import Actor, Permission
 from reconciliation.executor import Disposition
 from reconciliation.keys import InvalidField
 from reconciliation.limits import Wanted
-from reconciliation.models import HeldBack, Limit, Operation
+from reconciliation.models import HeldBack, Limit, LimitUse, Operation
 from reconciliation.pressing import Answer, Verdict
-from reconciliation.providers.base import OutcomeUnknown, Unavailable
+from reconciliation.providers.base import OutcomeUnknown, Rejected, Unavailable
 from reconciliation.states import State
 from reconciliation.transition import Limited
 from tests.database import Clock
@@ -471,6 +471,31 @@ def test_only_calls_of_its_currency_take_the_room_of_a_limit_in_one(clerk: Clerk
     assert meanwhile[0].state is State.SUCCEEDED
 
 
+def test_a_window_counts_what_retention_has_taken_away(clerk: Clerk, clock: Clock, monkeypatch: Any) -> None:
+    days = {"replay_window": timedelta(days=1), "dispute_window": timedelta(days=1), "message_lifetime": timedelta(0)}
+    monkeypatch.setitem(clerk.actions, "keyed", spec(**KEYED, **LISTED, **days, money=("amount", "currency")))
+    put("amount", provider="clerk", currency="USD", most=5_000, window_seconds=30 * 86_400)
+    put("rate", provider="clerk", most=1, window_seconds=10 * 86_400)
+    assert perform(1).state is State.SUCCEEDED
+    clock.advance(days=3)
+    assert retention.tend().pruned["operation"] == 1
+    assert (perform(2).state, perform(2).reason_code) == (State.READY, "limit_amount")
+    clock.advance(days=28)
+    retention.tend()
+    assert not LimitUse.objects.exists()
+    sweep()
+    assert len(clerk.calls) == 2
+
+
+def test_what_takes_money_back_makes_no_room_for_more(clerk: Clerk) -> None:
+    put("amount", provider="clerk", currency="USD", most=5_000, window_seconds=86_400)
+    back = {"order": "1002", "amount": -900_000, "currency": "USD"}
+    clerk.answers(Rejected("no such amount", status=422))
+    assert perform(1, request=back).state is State.FAILED_TERMINAL
+    assert perform(2).state is State.SUCCEEDED
+    assert (perform(3).state, perform(3).reason_code) == (State.READY, "limit_amount")
+
+
 # Ceilings
 
 
@@ -541,6 +566,12 @@ def test_under_a_ceiling_unknown_counts_as_applied_and_proven_absence_does_not(c
         fact=OLGA.fact("absent"),
     )  # fmt: skip
     assert back(3, 6_000).state is State.SUCCEEDED
+
+
+def test_a_negative_amount_lets_no_more_through_under_a_ceiling(charged: Clerk) -> None:
+    assert back(1, -50_000).state is State.SUCCEEDED
+    assert back(2, 10_000).state is State.SUCCEEDED
+    assert back(3, 1).reason_code == "ceiling_passed"
 
 
 def test_ten_refunds_at_once_stay_under_the_ceiling(charged: Clerk) -> None:

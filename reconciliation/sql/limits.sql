@@ -55,10 +55,11 @@ BEGIN
             END IF;
             CONTINUE;
         END IF;
-        -- A rate counts attempts; an amount counts an operation once, however often it is tried.
+        -- A rate counts attempts; an amount counts an operation once, however often it is tried. One below 0 makes no
+        -- room: it may be a mistake, and nobody knows that it takes back what was counted.
         SELECT CASE v_limit.kind WHEN 'rate' THEN count(*) + 1
-                    ELSE coalesce(sum(u.amount_minor) FILTER (WHERE u.operation_id <> p_op.id), 0)
-                         + coalesce(p_op.amount_minor, 0) END, min(u.at)
+                    ELSE coalesce(sum(greatest(u.amount_minor, 0)) FILTER (WHERE u.operation_id <> p_op.id), 0)
+                         + greatest(p_op.amount_minor, 0) END, min(u.at)
           INTO v_sum, v_oldest FROM reconciliation_limituse u
          WHERE u.limit_id = v_limit.id AND u.at > v_now - v_limit.window_seconds * interval '1 second';
         IF v_sum > v_limit.most THEN
@@ -81,7 +82,7 @@ BEGIN
         ON CONFLICT ON CONSTRAINT limit_use_once DO UPDATE SET at = excluded.at;
 END $$;
 
--- Whether this claim would take its object above what it may come to. Unknown counts as applied.
+-- Whether this claim would take its object above what it may come to. Unknown counts as applied, below 0 as nothing.
 CREATE OR REPLACE FUNCTION ledger_over_ceiling(p_op reconciliation_operation)
 RETURNS boolean LANGUAGE plpgsql SET search_path = public, pg_temp AS $$
 DECLARE
@@ -89,11 +90,11 @@ DECLARE
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtextextended(
         concat_ws(chr(31), p_op.tenant, p_op.provider, p_op.account, p_op.action, p_op.business_object), 726012));
-    SELECT coalesce(sum(o.amount_minor), 0) INTO v_sum FROM reconciliation_operation o
+    SELECT coalesce(sum(greatest(o.amount_minor, 0)), 0) INTO v_sum FROM reconciliation_operation o
      WHERE o.tenant = p_op.tenant AND o.business_object = p_op.business_object AND o.provider = p_op.provider
        AND o.account = p_op.account AND o.action = p_op.action AND o.currency = p_op.currency AND o.id <> p_op.id
        AND (o.state IN ('pending', 'ambiguous', 'succeeded') OR o.unknown_attempts <> '{}');
-    RETURN v_sum + coalesce(p_op.amount_minor, 0) > p_op.ceiling_minor;
+    RETURN v_sum + greatest(p_op.amount_minor, 0) > p_op.ceiling_minor;
 END $$;
 
 -- Remember that a claim was refused, once for each operation and limit; gives how often it was.

@@ -97,7 +97,7 @@ BEGIN
     PERFORM set_config('aftercall.pruning', 'operation:' || p_id, true);
     DELETE FROM reconciliation_journalentry j WHERE j.operation_id = p_id;
     PERFORM set_config('aftercall.pruning', '', true);
-    DELETE FROM reconciliation_limituse u WHERE u.operation_id = p_id;
+    -- What a window of a limit counts stays for as long as the window is: see ledger_forget_uses().
     DELETE FROM reconciliation_heldback h WHERE h.operation_id = p_id;
     PERFORM audit_append('approval:' || a.id, a.tenant, 'pruned', a.state, 'pruned', a.version + 1, p_body, NULL)
        FROM reconciliation_approval a WHERE a.operation_id = p_id ORDER BY a.id;
