@@ -28,7 +28,7 @@ from .workflows import Workflow
 log = structlog.get_logger(__name__)
 
 KEEPER = Actor(id="system:retention", kind="system")
-BATCH = 500
+BATCH = 500  # of each action and kind in one round; the queue's next task takes the next ones
 _RESTORED = "the ledger was restored, and waits for its release"
 _NO_ANCHOR = "the anchor cannot be read, so this may be a restored ledger"
 LEAST = timedelta(days=1)  # what the database insists on, whatever an action declares
@@ -44,6 +44,7 @@ class Tally:
     proposals: int = 0  # runs whose refused proposals were shredded
     forgotten: int = 0
     messages: int = 0
+    full: bool = False  # as much of something went as may go in one round, so there may be more
     fenced: str = ""  # why nothing was touched: what may be wanted as evidence stays until a release
 
     def told(self) -> str:
@@ -77,6 +78,8 @@ def tend(*, limit: int = BATCH, dry_run: bool = False) -> Tally:
     if not dry_run:
         tally.forgotten = transition.forget(tombstones_older=settings.AFTERCALL_TOMBSTONES, limit=limit)
         tally.messages = transition.forget_messages(older=settings.AFTERCALL_OUTBOX_KEEP, limit=limit)
+    went = (*tally.pruned.values(), tally.shredded, tally.proposals, tally.forgotten, tally.messages)
+    tally.full = max(went, default=0) >= limit
     return tally
 
 

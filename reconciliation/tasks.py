@@ -130,9 +130,14 @@ def _guarded(duty: Callable[[], Any]) -> Any:
 
 
 def retain() -> str:
-    """One bounded round of retention. The task of the queue's workers; a lost one is made up for an hour later."""
+    """One bounded round of retention, and a task for the next one as long as there is more to go.
+
+    The task of the queue's workers; a lost one is made up for an hour later.
+    """
     tally = retention.tend()
     tick("retention", by=workers.me(), handled=tally.pruned.total())
+    if tally.full:
+        async_task("reconciliation.tasks.retain", group="retention")
     return tally.told()
 
 

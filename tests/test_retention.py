@@ -6,6 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -427,6 +428,23 @@ def test_a_dry_run_counts_and_touches_nothing(monthly: Clerk, clock: Clock, caps
     assert Operation.objects.count() == 1
     call_command("retention")
     assert Operation.objects.count() == 0
+
+
+def test_what_does_not_go_in_one_round_goes_in_the_next_without_waiting_for_an_hour(
+    monthly: Clerk, clock: Clock, monkeypatch: Any
+) -> None:
+    for number in range(5):
+        perform(workflow_id=f"w{number}")
+    clock.advance(days=31)
+    asked: list[str] = []
+    monkeypatch.setattr(tasks, "async_task", lambda name, **_: asked.append(name))
+    monkeypatch.setattr(retention, "tend", partial(retention.tend, limit=2))
+    left = []
+    for _ in range(3):
+        tasks.retain()
+        left.append((Operation.objects.count(), len(asked)))
+    assert left == [(3, 1), (1, 2), (0, 2)]
+    assert set(asked) == {"reconciliation.tasks.retain"}
 
 
 def test_the_beat_asks_for_it_once_an_hour(monthly: Clerk, clock: Clock, monkeypatch: Any) -> None:
