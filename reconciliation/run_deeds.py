@@ -200,6 +200,8 @@ def say_compensate(run: Run) -> Say:
         return False, "Everything that was applied is undone already."
     try:
         progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
+        for each in told.standing:  # without its action nobody can tell who may have it undone, and whether one may
+            registry.spec(each.provider, each.action)
     except registry.Unregistered as missing:
         return False, f"Nothing here says how its steps are undone: {missing}."
     if runs.changed(run, progress.workflow):

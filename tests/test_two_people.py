@@ -394,6 +394,16 @@ def test_a_whole_run_needs_what_each_of_its_actions_asks_of_a_person(guarded, cl
     assert not Approval.objects.exists()
 
 
+def test_where_it_is_not_known_how_many_must_agree_nobody_has_a_run_undone(guarded, clock, monkeypatch):
+    run = stopped_run(guarded, clock)
+    with monkeypatch.context() as lacking:
+        lacking.delitem(clerk_.actions, "keyed")
+        answer = do(run, "compensate_run", ANN)
+    assert (answer.verdict, "Nothing here says how its steps are undone" in answer.message) == (Verdict.REFUSED, True)
+    run.refresh_from_db()
+    assert (run.state, Approval.objects.count()) == (RunState.CANCELLED, 0)
+
+
 def test_a_run_that_walks_back_by_itself_asks_nobody(guarded, clock):
     guarded.answers(applied("r-1"), applied("c-1"), REFUSED)
     run = start("saga")
