@@ -80,6 +80,22 @@ def widths(page):
     return set(page.evaluate(script))
 
 
+@pytest.mark.parametrize("width", [730, 800, 901, 1000, 1100])
+def test_half_a_screen_leaves_every_column_its_words_and_the_menu_on_the_page(
+    ledger_db, till, signed_in, live_server, width
+):
+    who = cast.people()
+    filled()
+    page = signed_in(who["op_ann"])
+    page.set_viewport_size({"width": width, "height": 700})
+    for path in ("/", "/runs", "/audit"):
+        page.goto(live_server.url + path)
+        cells = page.locator(".rows tbody td.wide-cell:not(:empty)")
+        assert min(cell.bounding_box()["width"] for cell in cells.all()) >= 120, path
+        page.locator(".me summary").click()
+        assert page.locator(".me .menu").bounding_box()["x"] >= 0, path
+
+
 def test_the_first_stop_of_the_tab_key_leads_past_the_bar(ledger_db, till, signed_in, live_server):
     page = signed_in(cast.people()["op_ann"])
     page.goto(live_server.url + "/")
