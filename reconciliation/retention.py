@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 import structlog
 from django.conf import settings
 from django.db import IntegrityError
-from django.db.models import Count
+from django.db.models import Count, Q
 
 from . import fence, reconciler, registry, transition
 from .actors import Actor
@@ -102,6 +102,9 @@ def _shred(subject: Subject, after: timedelta) -> str:
     return transition.shred(subject, after=after.total_seconds(), fact=KEEPER.fact("shredded"))
 
 
+_UNKNOWN = ~Q(unknown_attempts=[]) & ~Q(state=State.SUCCEEDED)  # stopped while nobody knew
+
+
 def _settled() -> Iterator[tuple[tuple[str, str], ActionSpec]]:
     """Each action that the ledger holds settled operations of, with what it promises. One without a handler here is
     left out: it may promise to keep for longer than anything that could be taken for it."""
@@ -131,9 +134,9 @@ def _prunable(limit: int) -> Iterator[tuple[Operation, ActionSpec]]:
             provider=provider, action=action, state__in=TERMINAL, escalated_at__isnull=True, due_at__isnull=True,
             settled_at__lt=_before(now, spec.keep),
         )  # fmt: skip
-        # An undo is younger than what it undoes and goes first. What runs and ceilings still need is passed over by the
-        # query, for there may be more of it than one round takes.
-        gone = rows.exclude(run__settled_at__isnull=True, run__isnull=False).order_by("-id")
+        # An undo is younger than what it undoes and goes first. What runs and ceilings still need, and what stays
+        # unknown for good, is passed over by the query, for there may be more of it than one round takes.
+        gone = rows.exclude(run__settled_at__isnull=True, run__isnull=False).exclude(_UNKNOWN).order_by("-id")
         gone = gone.exclude(ceiling_minor__isnull=False, state=State.SUCCEEDED)
         for operation in gone.only("pk", "provider", "action")[:limit]:
             yield operation, spec
@@ -152,8 +155,8 @@ def _shreddable(limit: int) -> Iterator[tuple[Operation, ActionSpec]]:
             provider=provider, action=action, state__in=TERMINAL, escalated_at__isnull=True,
             settled_at__lt=now - spec.shred_after, shredded_at__isnull=True,
         )  # fmt: skip
-        kept = rows.exclude(run__settled_at__isnull=True, run__isnull=False)
-        for operation in kept.only("pk", "provider", "action")[:limit]:
+        known = rows.exclude(run__settled_at__isnull=True, run__isnull=False).exclude(_UNKNOWN)
+        for operation in known.only("pk", "provider", "action")[:limit]:
             yield operation, spec
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -133,6 +134,27 @@ def test_what_an_older_one_would_undo_stays_while_that_is_open(clerk: Clerk, clo
     assert do(row(older), "terminate", ANN).verdict is Verdict.DONE
     assert retention.tend().pruned["operation"] == 1
     assert not Operation.objects.filter(pk=newer).exists()
+
+
+@pytest.mark.parametrize("duty", ["pruned", "shredded"])
+def test_what_stays_unknown_for_good_keeps_no_place_in_a_round_from_others(
+    clerk: Clerk, clock: Clock, monkeypatch: pytest.MonkeyPatch, duty: str
+) -> None:
+    monkeypatch.setattr(clerk, "actions", {"keyed": spec(**KEYED, shred_after=timedelta(days=2))})
+    done, last = executor.perform(order(workflow_id="done"), actor=AGENT).pk, []
+    for name in ("stopped", "stopped too"):
+        clerk.answers(OutcomeUnknown("no answer"))
+        last.append(executor.perform(order(workflow_id=name, business_object=name), actor=AGENT).pk)
+        assert do(row(last[-1]), "terminate", ANN).verdict is Verdict.DONE
+    executor.perform(order(workflow_id="done too", business_object="2"), actor=AGENT)
+    clock.advance(days=3 if duty == "shredded" else 400)
+    for _ in range(4):
+        retention.tend(limit=1)
+    if duty == "pruned":
+        assert list(Operation.objects.values_list("pk", flat=True)) == last
+    else:
+        assert row(done).shredded_at is not None
+        assert Operation.objects.filter(shredded_at__isnull=True).count() == 2
 
 
 # Shredding
