@@ -159,4 +159,5 @@ class RunNowForm(forms.Form):
     version = forms.IntegerField(min_value=1, max_value=LAST_VERSION)
     reason = forms.CharField(max_length=LONGEST_REASON, required=False, strip=True)
     slot = forms.CharField(max_length=20, required=False)
+    at = forms.CharField(max_length=40, required=False)
     run = forms.CharField(max_length=10, required=False)

@@ -23,7 +23,7 @@ def pass_range(job: Job, plan: Plan, last: Occurrence | None, state: str, reason
         first = plan.after(first.at)
     if first is not None and first.at <= last.at:
         count = plan.count(first.at, last.at) - _known(job, first.at, last.at)
-        of_range = {"until": last.at, "terms": _times(job)} if count > 1 else {}
+        of_range: Json = {"until": last.at, "terms": _times(job)} if count > 1 else {}
         slots.insert(job, first, window_start=window, state=state, reason_code=reason, count=count, **of_range)
     slots.lost_to_gap(job, plan, job.next_at, last.at)
     slots.forward(job, plan, last.at)
@@ -82,18 +82,18 @@ def _plan_of_range(job: Job, held: Slot) -> Plan:
     return occurrences.plan(**{**held.terms, "anchor": datetime.fromisoformat(held.terms["anchor"])})
 
 
-def take_first(job: Job, held: Slot) -> bool:
+def take_first(job: Job, held: Slot, *, reason: str = "caught_up") -> bool:
     """Give the first occurrence of a range a slot of its own that is due. False when that was the last."""
     following = _second(job, held)
     if following is None:
-        slots.settle(held, state=SlotState.DUE, reason_code="caught_up", count=1, until=None)
+        slots.settle(held, state=SlotState.DUE, reason_code=reason, count=1, until=None)
         return False
     first = Occurrence(at=held.scheduled_for, local=held.local, shifted=held.shifted)
     left, window = held.count - 1, held.window_start
     until = held.until if left > 1 else None
     slots.settle(held, scheduled_for=following.at, local=following.local, shifted=following.shifted, count=left,
                  until=until, window_start=first.at)  # fmt: skip
-    slots.insert(job, first, window_start=window, state=SlotState.DUE, reason_code="caught_up",
+    slots.insert(job, first, window_start=window, state=SlotState.DUE, reason_code=reason,
                  answered_by=held.answered_by)  # fmt: skip
     return True
 
@@ -102,9 +102,13 @@ def _second(job: Job, held: Slot) -> Occurrence | None:
     """The next occurrence of a range without a slot of its own; never one behind its end."""
     if held.count <= 1 or held.until is None:
         return None
-    plan = _plan_of_range(job, held)
-    found = plan.after(held.scheduled_for)
-    while found is not None and found.at <= held.until:
+    return _after(job, _plan_of_range(job, held), held.scheduled_for, held.until)
+
+
+def _after(job: Job, plan: Plan, moment: datetime, end: datetime) -> Occurrence | None:
+    """The first occurrence after a moment without a slot of its own, up to `end`."""
+    found = plan.after(moment)
+    while found is not None and found.at <= end:
         if not slots.has_slot(job, found):
             return found
         found = plan.after(found.at)
@@ -122,6 +126,38 @@ def take_latest(job: Job, held: Slot, *, reason: str, answered_by: str = "") -> 
     slot = slots.insert(job, latest, window_start=before, state=SlotState.DUE, reason_code=reason,
                         answered_by=answered_by)  # fmt: skip
     return slot or Slot.objects.get(job=job, scheduled_for=latest.at)
+
+
+def take_one(job: Job, held: Slot, at: datetime, *, reason: str) -> Slot | None:
+    """Give one occurrence of a range a slot of its own that is due; what lies behind it becomes a range of its own.
+
+    None where `at` is no occurrence of the range, or has its slot already. Raises NotASchedule.
+    """
+    if held.until is None or held.count == 1:
+        return take_latest(job, held, reason=reason) if at == held.scheduled_for else None
+    if at == held.scheduled_for:
+        return _take_front(job, held, reason=reason)
+    plan = _plan_of_range(job, held)
+    chosen = plan.latest(at) if held.scheduled_for < at <= held.until else None
+    if chosen is None or chosen.at != at or slots.has_slot(job, chosen):
+        return None
+    behind, end = _after(job, plan, at, held.until), held.until
+    follow = plan.count(behind.at, end) - _known(job, behind.at, end) if behind else 0
+    before, left = max(expected.before(plan, at), held.scheduled_for), max(held.count - 1 - follow, 1)
+    slots.settle(held, count=left, until=before if left > 1 else None)
+    slot = slots.insert(job, chosen, window_start=before, state=SlotState.DUE, reason_code=reason)
+    if behind is not None:
+        of_range: Json = {"until": end, "terms": held.terms} if follow > 1 else {}
+        slots.insert(job, behind, on_record=True, window_start=at, state=held.state, reason_code=held.reason_code,
+                     count=follow, **of_range)  # fmt: skip
+    return slot
+
+
+def _take_front(job: Job, held: Slot, *, reason: str) -> Slot:
+    at = held.scheduled_for
+    if not take_first(job, held, reason=reason):
+        return held
+    return Slot.objects.get(job=job, scheduled_for=at)
 
 
 def settle_asked(job: Job, asked: Slot, *, run_all: bool, actor: Actor, reason: str) -> None:

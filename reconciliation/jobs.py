@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import UUID
 
@@ -351,18 +351,27 @@ def fillable(job: Job, *, number: int = 20) -> list[Slot]:
     return list(Slot.objects.filter(job=job, state__in=FILLABLE).order_by("-scheduled_for")[:number])
 
 
-def run_now(job: Job, *, fill: int | str | None, version: int, token: UUID, actor: Actor, reason: str) -> Answer:
+def run_now(
+    job: Job, *, fill: int | str | None, at: str = "", version: int, token: UUID, actor: Actor, reason: str
+) -> Answer:
     """Start a run by hand: for an expected run (`fill`: its slot, or "next"), or as a new intent (None).
+
+    `at` names one of several missed starts in one row, by the clock of the job's zone (`2026-06-10T08:30`); empty is
+    the last of them.
 
     The run for an expected time has the id of that time, so there is one, whoever starts it. A new intent has an id of
     its own and takes nothing away from the schedule.
     """
 
     def deed(fresh: Job, now: datetime) -> str:
+        if fill == "next" and at.strip():
+            raise Refused(
+                "", "The next run has a time of its own; choose the row in which the time that you name lies."
+            )
         if fill == "next":
             slot = _slot_of_next(fresh, now)
         elif fill is not None:
-            slot = _slot_to_fill(fresh, int(fill))
+            slot = _slot_to_fill(fresh, int(fill), at)
         else:
             slot = schedules.by_hand(fresh, now)
         schedules.start(fresh, slot, actor=actor)
@@ -375,11 +384,28 @@ def run_now(job: Job, *, fill: int | str | None, version: int, token: UUID, acto
     return _press(job, action, deed, version=version, token=token, actor=actor, reason=reason)
 
 
-def _slot_to_fill(job: Job, pk: int) -> Slot:
+def _slot_to_fill(job: Job, pk: int, at: str) -> Slot:
     slot = Slot.objects.filter(job=job, pk=pk, state__in=FILLABLE).first()
     if slot is None:
         raise Refused("", "This expected run has its run already, or waits for it.")
-    return backlog.take_latest(job, slot, reason="filled_by_hand")
+    if not at.strip():
+        return backlog.take_latest(job, slot, reason="filled_by_hand")
+    for moment in _moments(job, at):
+        chosen = backlog.take_one(job, slot, moment, reason="filled_by_hand")
+        if chosen is not None:
+            return chosen
+    raise Refused("", "No start that was missed in this row has that time, or it has its run already.")
+
+
+def _moments(job: Job, at: str) -> list[datetime]:
+    """The instants of a time by the wall clock: two, the earlier one first, where the clock is put back."""
+    zone = occurrences.zone_of(job.zone)
+    try:
+        named = datetime.fromisoformat(at.strip())
+        both = [named] if named.tzinfo else [named.replace(tzinfo=zone, fold=fold) for fold in (0, 1)]
+        return sorted({moment.astimezone(UTC) for moment in both})
+    except (ValueError, OverflowError):
+        raise Refused("", "A time looks like 2026-06-10T08:30.") from None
 
 
 def _slot_of_next(job: Job, now: datetime) -> Slot:

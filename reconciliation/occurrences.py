@@ -116,7 +116,7 @@ def plan(*, kind: str, expression: str, zone: str, anchor: datetime) -> Plan:
     """The times that an expression names. Raises NotASchedule."""
     if kind == JobKind.INTERVAL:
         return Every(seconds=_seconds(expression), anchor=anchor)
-    _zone(zone)
+    zone_of(zone)
     parts = expression.split()
     if len(parts) != 5:
         raise NotASchedule("expression", "A cron expression has five fields: minute hour day month weekday.")
@@ -138,7 +138,8 @@ def _seconds(expression: str) -> int:
     return seconds
 
 
-def _zone(name: str) -> tzinfo:
+def zone_of(name: str) -> tzinfo:
+    """The zone of an IANA name. Raises NotASchedule where the zone data here do not know it."""
     if name == "UTC":
         return UTC
     try:
@@ -189,7 +190,7 @@ class Cron:
     @cached_property
     def tz(self) -> tzinfo:
         """The zone."""
-        return _zone(self.zone)
+        return zone_of(self.zone)
 
     @cached_property
     def fields(self) -> CronSim:

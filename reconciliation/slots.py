@@ -21,8 +21,8 @@ from .occurrences import Occurrence, Plan, SlotState
 BEAT = Actor(id="system:schedule", kind="system")
 
 
-def insert(job: Job, occurrence: Occurrence, **columns: Any) -> Slot | None:
-    """One row, once; what is not to be started is a decision and goes into the audit log."""
+def insert(job: Job, occurrence: Occurrence, *, on_record: bool = False, **columns: Any) -> Slot | None:
+    """One row, once; what is not to be started is a decision and goes into the audit log, if it is not `on_record`."""
     now = transition.database_now()
     row = Slot(job=job, scheduled_for=occurrence.at, local=occurrence.local, shifted=occurrence.shifted,
                created_at=now, updated_at=now, **columns)  # fmt: skip
@@ -35,7 +35,7 @@ def insert(job: Job, occurrence: Occurrence, **columns: Any) -> Slot | None:
                    window_start=columns["window_start"])  # fmt: skip
         if not _inserted(row):
             return None
-    if row.state not in (SlotState.DUE, SlotState.QUEUED):
+    if row.state not in (SlotState.DUE, SlotState.QUEUED) and not on_record:
         record(job, row, actor=BEAT)
     return row
 

@@ -1,6 +1,8 @@
 """Missed starts that wait: what an edit, a switch, a missing handler and a person's answer make of them, row by row."""
 
+import time
 from datetime import timedelta
+from itertools import pairwise
 from uuid import uuid4
 
 import pytest
@@ -173,6 +175,100 @@ def test_a_range_ends_with_its_last_time_whatever_its_number_says(office, clock)
     tick()
     assert [f"{slot.scheduled_for:%H:%M}" for slot in slots(made, state="started")] == ["01:00", "02:00", "03:00"]
     assert len(slots(made)) == 3
+
+
+# One of a range
+
+
+def fill(job, at, *, slot=None):
+    fresh = Job.objects.get(pk=job.pk)
+    slot = slot or slots(job)[0].pk
+    given = {"version": fresh.version, "token": uuid4(), "actor": OLGA, "reason": "asked for"}
+    return jobs.run_now(fresh, fill=slot, at=at, **given)
+
+
+def windows(job):
+    """[(first, last, number)] of what is told of each time, and the windows follow each other."""
+    rows = slots(job)
+    for earlier, later in pairwise(rows):
+        assert later.window_start == (earlier.until or earlier.scheduled_for)
+    return [(f"{s.scheduled_for:%H:%M}", f"{s.until or s.scheduled_for:%H:%M}", s.count) for s in rows]
+
+
+@pytest.mark.parametrize("missed", ["skip", "ask"])
+def test_any_of_a_range_is_run_by_hand_when_its_time_is_named(office, clock, missed):  # noqa: F811
+    made = hourly(clock, missed=missed)
+    clock.set(utc("2026-06-10T07:30"))
+    tick()
+    assert windows(made) == [("01:00", "07:00", 7)]
+    assert fill(made, "2026-06-10T04:00").verdict == "done"
+    assert windows(made) == [("01:00", "03:00", 3), ("04:00", "04:00", 1), ("05:00", "07:00", 3)]
+    assert fill(made, "2026-06-10T01:00:00").verdict == "done"
+    assert fill(made, "2026-06-10T07:00", slot=slots(made)[-1].pk).verdict == "done"
+    assert windows(made) == [
+        ("01:00", "01:00", 1), ("02:00", "03:00", 2), ("04:00", "04:00", 1), ("05:00", "06:00", 2),
+        ("07:00", "07:00", 1),
+    ]  # fmt: skip
+    assert fill(made, "2026-06-10T03:00", slot=slots(made)[1].pk).verdict == "done"
+    assert fill(made, "2026-06-10T02:00", slot=slots(made)[1].pk).verdict == "done"
+    assert [slot.run.workflow_id[-14:-9] for slot in slots(made, state="started")] == [
+        "01:00", "02:00", "03:00", "04:00", "07:00",
+    ]  # fmt: skip
+    assert {slot.state for slot in slots(made)} == {"started", "asked" if missed == "ask" else "missed"}
+
+
+@pytest.mark.parametrize(
+    ("at", "says"),
+    [
+        ("2026-06-10T04:30", "No start that was missed in this row has that time"),
+        ("2026-06-10T00:00", "No start that was missed in this row has that time"),
+        ("2026-06-10T08:00", "No start that was missed in this row has that time"),
+        ("tomorrow", "A time looks like 2026-06-10T08:30."),
+        ("9999-12-31T23:59", "No start that was missed in this row has that time"),
+        ("0001-01-01T00:00", "No start that was missed in this row has that time"),
+    ],
+)
+def test_a_time_that_is_none_of_a_range_starts_nothing(office, clock, at, says):  # noqa: F811
+    made = hourly(clock, missed="skip")
+    clock.set(utc("2026-06-10T07:30"))
+    tick()
+    answer = fill(made, at)
+    assert (answer.verdict, says in answer.message) == ("refused", True)
+    assert (windows(made), Run.objects.exists()) == ([("01:00", "07:00", 7)], False)
+    assert fill(made, "2026-06-10T04:00", slot="next").verdict == "refused"
+
+
+def test_a_time_that_has_its_run_is_not_run_out_of_its_range_again(office, clock):  # noqa: F811
+    made = hourly(clock, missed="skip")
+    clock.set(utc("2026-06-10T07:30"))
+    tick()
+    fill(made, "2026-06-10T04:00")
+    assert fill(made, "2026-06-10T04:00", slot=slots(made)[-1].pk).verdict == "refused"
+    assert Run.objects.count() == 1
+
+
+def test_a_time_is_named_by_the_clock_of_the_zone_and_twice_where_that_is_put_back(office, clock):  # noqa: F811
+    made = job(at=utc("2026-10-24T22:30"), clock=clock, expression="0 * * * *", zone="Europe/Berlin", missed="skip")
+    clock.set(utc("2026-10-25T05:30"))
+    tick()
+    assert fill(made, "2026-10-25T02:00").verdict == "done"
+    assert fill(made, "2026-10-25T02:00", slot=slots(made)[-1].pk).verdict == "done"
+    assert [slot.scheduled_for for slot in slots(made, state="started")] == [
+        utc("2026-10-25T00:00"), utc("2026-10-25T01:00"),
+    ]  # fmt: skip
+
+
+def test_four_hundred_days_are_one_row_also_when_one_of_them_is_run(office, clock):  # noqa: F811
+    made = hourly(clock, missed="skip", expression="* * * * *")
+    clock.advance(days=400)
+    tick()
+    begun = time.monotonic()
+    assert fill(made, (utc("2026-06-10T00:00") + timedelta(days=395)).isoformat()[:16]).verdict == "done"
+    assert time.monotonic() - begun < 5
+    assert (len(slots(made)), sum(slot.count for slot in slots(made))) == (
+        4,
+        400 * 24 * 60,
+    )  # and the minute that is now
 
 
 # No handler

@@ -332,6 +332,23 @@ def test_missed_starts_that_are_asked_about_are_answered_on_the_page(who, clock)
     assert [slot.state for slot in slots(daily)] == ["missed", "started"]
 
 
+def test_one_of_several_missed_starts_is_run_by_its_time(who, clock):
+    daily = job(clock, missed="skip", zone="America/New_York")
+    browser = cast.client(who["op_ann"])
+    assert 'name="at"' not in browser.get(f"/schedules/{daily.pk}").content.decode()
+    clock.set(utc("2026-06-14T22:00"))
+    tick()
+    page = browser.get(f"/schedules/{daily.pk}").content.decode()
+    assert 'name="at" type="datetime-local"' in page
+    assert "Its time in America/New_York; empty takes the last." in text(browser.get(f"/schedules/{daily.pk}"))
+    (row,) = slots(daily)
+    told = text(press(browser, daily, "fill", slot=row.pk, at="2026-06-12T16:30"))
+    assert "Run nightly@2026-06-12T20:30:00+00:00 is started" in told
+    assert [(slot.state, slot.count) for slot in slots(daily)] == [("missed", 2), ("started", 1), ("missed", 2)]
+    refused = press(browser, daily, "fill", slot=slots(daily)[0].pk, at="2026-06-12T16:31")
+    assert (refused.status_code, "No start that was missed in this row has that time" in text(refused)) == (422, True)
+
+
 def story(browser, job):
     """What the newest row of a schedule's page says became of it."""
     rows = re.findall(r'<tr id="slot-.*?</tr>', browser.get(f"/schedules/{job.pk}").content.decode(), re.S)
@@ -375,9 +392,11 @@ def test_a_run_by_hand_is_said_to_start_beside_one_that_goes_on(who, clock):
     tick()
     said = text(browser.get(f"/schedules/{daily.pk}"))
     assert said.count("It starts at once, also beside a run that still goes on.") == 2
-    assert "Sun 14 Jun 2026 16:30 UTC, missed (the last of 4)" in said
+    assert "Sun 14 Jun 2026 16:30 UTC, missed (the last of 4, since Thu 11 Jun 2026 16:30 UTC)" in said
     press(browser, daily, "fill", slot=slots(daily)[0].pk)
-    assert "Sat 13 Jun 2026 16:30 UTC, missed (the last of 3)" in text(browser.get(f"/schedules/{daily.pk}"))
+    assert "Sat 13 Jun 2026 16:30 UTC, missed (the last of 3, since Thu 11 Jun 2026 16:30 UTC)" in text(
+        browser.get(f"/schedules/{daily.pk}")
+    )
 
 
 def test_switching_off_and_on_and_a_stale_press(who, clock):

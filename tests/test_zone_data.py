@@ -24,7 +24,7 @@ def data(monkeypatch):
     def process(version, hours):
         with monkeypatch.context() as patch:
             patch.setattr(occurrences, "ZONE_DATA", version)
-            patch.setattr(occurrences, "_zone", lambda name: timezone(timedelta(hours=hours)))
+            patch.setattr(occurrences, "zone_of", lambda name: timezone(timedelta(hours=hours)))
             yield
 
     return process

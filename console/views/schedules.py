@@ -142,6 +142,7 @@ def _facts(request: HttpRequest, job: Job, actor: Actor) -> dict[str, Any]:
         "never": sagas.never(job.workflow),
         "asked": list(Slot.objects.filter(job=job, state=SlotState.ASKED).order_by("scheduled_for")[:3]),
         "fillable": fillable,
+        "several": any(slot.count > 1 for _, slot in fillable),
         "history": _history(job) if may_read else [],
         "may_read_audit": may_read,
         "may_change": Permission.SCHEDULE in actor.permissions,
@@ -299,5 +300,5 @@ def _deed(job: Job, clean: dict[str, Any], actor: Actor) -> Answer:
     if not (slot.isdecimal() or (action == "fill" and slot == "next")):
         raise BadRequest("The form names no expected run, so nothing was done.")
     if action == "fill":
-        return jobs.run_now(job, fill=slot, **given)
+        return jobs.run_now(job, fill=slot, at=clean["at"], **given)
     return jobs.answer_missed(job, slot=int(slot), run=clean["run"], **given)
