@@ -15,6 +15,8 @@ from reconciliation.states import RunState, State
 from tests.database import Clock
 from tests.saga_workflows import NOT_BUILT
 from tests.scripted import AGENT, KEYED, OLGA, Clerk, applied, found, order, row, spec
+from tests.test_approvals import CLEO, asked, the, till  # noqa: F401 - till is a fixture
+from tests.test_approvals import press as decide
 from tests.test_sagas import DOWN, press, sagas, settle, start  # noqa: F401 - sagas is a fixture
 from tests.test_waivers import offered
 
@@ -110,6 +112,22 @@ def test_an_undo_that_cannot_be_built_from_what_is_left_is_refused_in_words(
     finally:
         NOT_BUILT.clear()
     assert (answer.verdict, "cannot be built" in answer.message) == ("refused", True)
+
+
+def test_what_was_shown_to_whoever_agreed_is_shredded_with_the_request(
+    till: Any,  # noqa: F811
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shredding(till, monkeypatch)
+    till.shows = [{"amount": 64_000, "holder": "Ada CANARY"}]
+    pk = asked().pk
+    decide("approve", the(pk), CLEO)
+    assert asked().state is State.SUCCEEDED
+    assert the(pk).seen["holder"] == "Ada CANARY"
+    clock.advance(days=3)
+    assert retention.tend().shredded == 1
+    assert (the(pk).seen_sealed, the(pk).seen) == ("", {"amount": 64_000})
 
 
 def test_a_due_retry_of_what_was_shredded_calls_a_person_and_says_why(clerk: Clerk, clock: Clock, cleaner: Any) -> None:

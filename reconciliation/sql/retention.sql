@@ -160,7 +160,8 @@ BEGIN
     RETURN 'pruned';
 END $$;
 
--- Empties what is sealed of a settled operation and of its journal; what may be seen stays.
+-- Empties what is sealed of a settled operation, of its journal, and of what was shown to whoever agreed to it; what may
+-- be seen stays.
 CREATE OR REPLACE FUNCTION ledger_shred(p_id bigint, p_after numeric, p_body text)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
@@ -187,6 +188,8 @@ BEGIN
     PERFORM set_config('aftercall.pruning', 'operation:' || p_id, true);
     UPDATE reconciliation_journalentry j SET sealed = '' WHERE j.operation_id = p_id AND j.sealed <> '';
     PERFORM set_config('aftercall.pruning', '', true);
+    UPDATE reconciliation_approval a SET seen_sealed = ''
+     WHERE a.operation_id = p_id AND a.settled_at IS NOT NULL AND a.seen_sealed <> '';
     UPDATE reconciliation_operation o SET request_sealed = '', result_sealed = '', shredded_at = aftercall_now(),
         version = o.version + 1, updated_at = aftercall_now() WHERE o.id = p_id;
     PERFORM audit_append('operation:' || p_id, v_op.tenant, 'shredded', v_op.state, v_op.state, v_op.version + 1, p_body, NULL);
