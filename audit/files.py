@@ -33,8 +33,13 @@ class FileTally:
         self.sha256.update(line)
 
 
+class NoManifest(FileNotFoundError):
+    """A CSV stands alone: it is neither as it was handed out nor otherwise, it cannot be checked."""
+
+
 def verify_file(path: Path, *, tally: FileTally) -> Iterator[Finding]:
-    """Yield everything in an exported file that is not as it was handed out. Raises OSError when it cannot be read.
+    """Yield everything in an exported file that is not as it was handed out. Raises OSError when it cannot be read,
+    and NoManifest, which is one, for a CSV without the manifest that it must add up to.
 
     A JSONL file proves its entries and the links between neighbours. A CSV is for people: with the manifest beside it,
     only its bytes are compared with what was handed out.
@@ -167,8 +172,7 @@ class _Links:
 def _verify_csv(path: Path, tally: FileTally) -> Iterator[Finding]:
     beside = path.with_name(path.name + MANIFEST_SUFFIX)
     if not beside.exists():
-        yield _of_file(f"{beside.name} is not beside it: without it nobody can say whether the file is whole.")
-        return
+        raise NoManifest(f"{beside.name} is not beside it: without it nobody can say whether the file is whole.")
     tally.manifest = _told(beside.read_bytes())
     with path.open("rb") as file:
         while piece := file.read(1024 * 1024):

@@ -10,7 +10,7 @@ import pytest
 
 from audit import log
 from audit.export import Export
-from audit.files import FileTally, verify_file
+from audit.files import FileTally, NoManifest, verify_file
 from audit.log import Fact
 from audit.selection import Selection
 
@@ -144,7 +144,8 @@ def test_a_csv_is_compared_with_its_manifest(lines, tmp_path, change, sentence):
         data = b"".join(out)
     path = tmp_path / "log.csv"
     path.write_bytes(data)
-    assert "is not beside it" in str(next(verify_file(path, tally=FileTally())))
+    with pytest.raises(NoManifest, match="is not beside it"):
+        list(verify_file(path, tally=FileTally()))
     (tmp_path / "log.csv.manifest.json").write_text(json.dumps(out.manifest))
     assert list(verify_file(path, tally=FileTally())) == []
     path.write_bytes(change(data))
@@ -160,4 +161,10 @@ def test_a_file_is_checked_without_a_database(lines, tmp_path):
     assert (child.returncode, child.stderr) == (0, "")
     path.write_bytes(path.read_bytes()[:-10])
     assert subprocess.run(command, env=nowhere, capture_output=True, check=False).returncode == 1
+    path.rename(path.with_suffix(".csv"))
+    alone = subprocess.run(
+        [*command[:-1], str(path.with_suffix(".csv"))], env=nowhere, capture_output=True, text=True, check=False
+    )
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert "Could not be checked: log.csv.manifest.json is not beside it" in alone.stderr
     assert subprocess.run([*command, "--what"], env=nowhere, capture_output=True, check=False).returncode == 2
