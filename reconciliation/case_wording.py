@@ -166,9 +166,13 @@ def _doing(operation: Operation, entries: list[JournalEntry], clock: Clock) -> s
     text = f"{times} at {clock(operation.last_sent_at)}, in this database"
     lost = next((entry for entry in entries if entry.kind == "lease_expired"), None)
     if lost and lost.attempt == operation.attempts:
-        owner = str(facts(lost).get("owner") or operation.lease_owner or "unknown")
-        text += f"; worker {owner} lost by {clock(lost.at)}"
+        text += _lost_worker(operation, lost, clock)
     return text + "."
+
+
+def _lost_worker(operation: Operation, lost: JournalEntry, clock: Clock) -> str:
+    owner = str(facts(lost).get("owner") or operation.lease_owner or "unknown")
+    return f"; worker {owner.removeprefix('worker:')} lost by {clock(lost.at)}"
 
 
 def _lost_time(entries: Iterable[JournalEntry]) -> set[int]:
@@ -189,8 +193,7 @@ def _sending(operation: Operation, entries: list[JournalEntry], clock: Clock) ->
     if operation.unknown_attempts:
         text += f", no answer{_to_which(operation)}"
     if lost and operation.unknown_attempts:
-        owner = str(facts(lost).get("owner") or operation.lease_owner or "unknown")
-        text += f"; worker {owner} lost by {clock(lost.at)}"
+        text += _lost_worker(operation, lost, clock)
     return text + "."
 
 

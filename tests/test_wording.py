@@ -103,7 +103,7 @@ def test_the_lede_tells_what_happened_in_order():
             escalation_reason="no_conclusive_answer",
             look_ups=3,
         ),
-        [entry("lease_expired", 2, owner="w-3"), entry("finding", 3, verdict="cannot_tell")],
+        [entry("lease_expired", 2, owner="worker:w-3"), entry("finding", 3, verdict="cannot_tell")],
         clock=at,
     )
     assert told == (
