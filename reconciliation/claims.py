@@ -6,7 +6,7 @@ every later write. A COMMIT that errors is read back by the claim's nonce before
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -273,16 +273,26 @@ def claim_new(
     )
 
 
-def _guards(operation: Operation, spec: ActionSpec, actor: Actor, until: datetime | None) -> list[str]:
+def _guards(
+    operation: Operation, spec: ActionSpec, actor: Actor, retry: RetryPolicy, since: datetime | None
+) -> list[str]:
     # A person may cut a back-off short or pass a cap; nobody may outlive the provider's memory of the key (rule 8).
-    guards = [] if actor.kind == "person" else ["due"]
-    if until is not None and actor.kind != "person" and operation.state != State.READY:
-        guards.append(f"before:{until.isoformat()}")  # one that is ready has a person's consent, or was never tried
+    guards = [] if actor.kind == "person" else ["due", *_caps(operation, retry, since)]
     if spec.repeat is Repeat.KEYED and operation.first_sent_at is not None:
         guards.append("same_key")
     if spec.repeat is Repeat.NATURAL and operation.first_sent_at is not None:
         guards.append("no_newer")
     return guards
+
+
+def _caps(operation: Operation, retry: RetryPolicy, since: datetime | None) -> Iterator[str]:
+    """What its step's policy says that may be reached while it waits: time passes, and late reports tell of costs."""
+    if operation.state == State.READY:  # a person has agreed to it since, or it was never tried
+        return
+    if since is not None and retry.max_elapsed is not None:
+        yield f"before:{(since + timedelta(seconds=retry.max_elapsed)).isoformat()}"
+    if retry.max_spend is not None:
+        yield f"below:{retry.max_spend}"
 
 
 def claim_again(
@@ -303,7 +313,6 @@ def claim_again(
     request = operation.request  # opened before the claim: what cannot be read must not cost an attempt
     retry = RetryPolicy.read(operation.retry_policy, spec)
     since = tried_since(operation, retry)
-    until = since + timedelta(seconds=retry.max_elapsed) if since and retry.max_elapsed is not None else None
     nonce, started = uuid4(), policy.boot_seconds()
     attempt, generation = operation.attempts + 1, operation.generation + 1
     columns, after = _lease(spec, attempt=attempt, generation=generation, nonce=nonce)
@@ -317,7 +326,7 @@ def claim_again(
             patch={**columns, **cleared, "absent_reads": 0, "absent_read_at": None, "lease_ended_at": None},
             after=after,
             once=_first_send(spec),
-            guard=_guards(operation, spec, actor, until) if use is None else (),
+            guard=_guards(operation, spec, actor, retry, since) if use is None else (),
             observed=[_attempt_starts(spec, attempt=attempt, generation=generation)],
             fact=actor.fact(_why_again(actor, use, attempt), reason=reason, attempt=attempt, **consent.both(use)),
             run_generation=held.generation if held else None,

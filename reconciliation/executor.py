@@ -49,7 +49,13 @@ from .transition import Observed, TransitionRefused
 
 log = structlog.get_logger(__name__)
 
-MAY_NOT_SEND = (transition.KeyForgotten, transition.NewerSent, transition.ReportedApplied, transition.TimeSpent)
+MAY_NOT_SEND = (
+    transition.KeyForgotten,
+    transition.NewerSent,
+    transition.ReportedApplied,
+    transition.TimeSpent,
+    transition.SpendCap,
+)
 # Nobody agreed to it, or not to this, or not any more.
 UNCONSENTED = (transition.NotApproved, transition.ApprovalPastUseBy, transition.ApprovalOfAnother)
 
@@ -244,8 +250,8 @@ def attempt_again(
     except (transition.KeyForgotten, transition.NewerSent) as refusal:
         _call_for(operation, refusal.verdict, actor)
         raise
-    except transition.TimeSpent:
-        _end_by_its_cap(operation, actor)
+    except (transition.TimeSpent, transition.SpendCap) as refusal:
+        _end_by_its_cap(operation, refusal.verdict, actor)
         raise
     except transition.Limited as limited:
         if limited.code == "maybe_replayed":
@@ -257,12 +263,11 @@ def attempt_again(
     return dispatch(claim)
 
 
-def _end_by_its_cap(operation: Operation, actor: Actor) -> None:
+def _end_by_its_cap(operation: Operation, code: str, actor: Actor) -> None:
     """It came to its cap while it waited to be sent again: the end that the settlement of an attempt would have chosen.
 
     What is unknown is left to its look-ups, which call a person.
     """
-    code = transition.TimeSpent.verdict
     fails = settlement.spent_fails(final=operation.spent_is_final, error_class=operation.error_class)
     if operation.state != State.FAILED_RETRYABLE or not fails:
         return _call_for(operation, code, actor)

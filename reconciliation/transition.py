@@ -88,6 +88,10 @@ class TimeSpent(TransitionRefused):
     verdict, sentence = "time_spent", "It has been tried for as long as its step may be; a person may still retry it."
 
 
+class SpendCap(TransitionRefused):
+    verdict, sentence = "spend_cap", "It has cost as much as its step may; a person may still retry it."
+
+
 class NewerSent(TransitionRefused):
     verdict, sentence = "newer_sent", "A newer operation on the same object was sent; repeating this one would undo it."
 
@@ -219,7 +223,7 @@ REFUSALS: dict[str, type[TransitionRefused]] = {
         Gone, StaleVersion, StaleGeneration, LeaseLive, KeyForgotten, NotDue, NewerSent, ReportedApplied, RunNotHeld,
         StepUnknown, LockHeld, NotApproved, ApprovalPastUseBy, ApprovalUsed, ApprovalOfAnother, ApprovalExpired,
         OwnRequest, NotInTable, OlderVersionOpen, NewerVersionExists, OlderVersionWaiting, Shredded, Pruned, TooOld,
-        Limited, TransactionLeft, Waived, TimeSpent,
+        Limited, TransactionLeft, Waived, TimeSpent, SpendCap,
     )
 }  # fmt: skip
 

@@ -194,6 +194,19 @@ def test_a_step_below_its_cap_is_tried_on(clerk, clock):
     assert row(pk).state == "succeeded"
 
 
+def test_what_a_late_report_tells_of_its_cost_keeps_a_waiting_step_from_being_sent_again(clerk, clock):
+    clerk.answers(LOST, Unavailable("later", status=503))
+    clerk.sees(absent())
+    pk = tried(step("lookup", intervals=(1, 300), attempts=9, max_spend=50))
+    pass_time(clock, rounds=4)
+    assert (row(pk).state, len(clerk.calls)) == ("failed_retryable", 2)
+    report(pk, 1, status="", error_class="rejected", cost=50)
+    clock.advance(300)
+    sweeping.sweep()
+    operation = row(pk)
+    assert (operation.state, operation.reason_code, len(clerk.calls)) == ("failed_terminal", "spend_cap", 2)
+
+
 # Caps: how long it was tried
 
 

@@ -609,6 +609,7 @@ END $$;
 --   no_newer      no newer operation with this action on this business object was sent
 --   unreported    no late report says that it was applied
 --   before:<t>    its step's cap on time, which ends at t, has not been reached
+--   below:<n>     nor that on spend, which is n
 --   held          p_generation is the current one and the state is pending, whatever the lease's clock says
 -- p_patch holds columns, and "cost": minor units that are added to what the other attempts have cost.
 -- p_consent: "ask" is the request for consent that goes with a move to awaiting_approval, "use" names the approval of an
@@ -680,6 +681,10 @@ BEGIN
         IF verdict IS NULL AND EXISTS (SELECT 1 FROM unnest(p_guard) AS g
                                        WHERE g LIKE 'before:%' AND substr(g, 8)::timestamptz <= v_now) THEN
             verdict := 'time_spent';
+        END IF;
+        IF verdict IS NULL AND EXISTS (SELECT 1 FROM unnest(p_guard) AS g
+                                       WHERE g LIKE 'below:%' AND substr(g, 7)::numeric <= v_old.cost_minor) THEN
+            verdict := 'spend_cap';
         END IF;
     END IF;
     IF verdict IS NULL AND p_to IS NOT NULL THEN
