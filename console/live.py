@@ -13,6 +13,8 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.template.loader import render_to_string
 
+from console.views import errors
+
 # What differs between two drawings of the same facts.
 _CHANCE = re.compile(r'name="(?:csrfmiddlewaretoken|token)" value="[^"]*"')
 
@@ -24,7 +26,8 @@ def signed_in(view: View) -> View:
     """Lead a stranger to the sign-in page.
 
     The live part of a page that is open is told 401 instead: the page says so and keeps what is being typed in it.
-    PostgreSQL keeps no NUL, so an address that holds one is refused before anything is asked of it.
+    PostgreSQL keeps no NUL, so an address that holds one is refused before anything is asked of it. One that takes
+    only presses says so in words where it is opened.
     """
     led = login_required(view)
 
@@ -34,7 +37,9 @@ def signed_in(view: View) -> View:
             raise BadRequest("The address holds a character that no name, number or day has.")
         if request.headers.get("HX-Request") and not request.user.is_authenticated:
             return HttpResponse("You are signed out.\n", status=401, content_type="text/plain")
-        return led(request, *args, **parts)
+        response = led(request, *args, **parts)
+        # Who signs in after a press, or reloads the answer to one, comes to its address without the press.
+        return errors.only_pressed(request) if response.status_code == 405 and request.method == "GET" else response
 
     return inner
 

@@ -104,3 +104,21 @@ def test_lines_of_ours_keep_their_traceback(lines):
     record = logging.LogRecord("reconciliation", logging.ERROR, "", 1, "x", (), (ValueError, ValueError("y"), None))
     logs.OneLine().filter(record)
     assert record.exc_info
+
+
+def test_who_signs_in_after_a_press_is_told_that_it_was_not_done(ledger_db, client):
+    who = cast.people()
+    led = client.post("/operations/1/act", {"action": "terminate"})
+    client.force_login(who["op_ann"])
+    answer = client.get(led.headers["Location"], follow=True)
+    assert (answer.status_code, answer["Allow"]) == (405, "POST")
+    assert b"what was pressed before signing in was not done" in answer.content
+
+
+@pytest.mark.parametrize(
+    "path", ["/operations/1/act", "/runs/1/act", "/limits/set", "/schedules/1/act", "/restore/act"]
+)
+def test_the_address_of_a_button_opened_like_a_page_says_so(ann, path):
+    answer = ann.get(path)
+    assert answer.status_code == 405
+    assert b"This is the address of a button." in answer.content

@@ -37,6 +37,16 @@ def not_found(request: HttpRequest, exception: Exception | None = None) -> HttpR
     return page(request, 404, "Not found", access.NOT_FOUND, next)
 
 
+def only_pressed(request: HttpRequest) -> HttpResponse:
+    """An address of a button, opened like a page."""
+    why = (
+        "This is the address of a button. Opening it does nothing, and what was pressed before signing in was not done."
+    )
+    answer = page(request, 405, "Nothing was done", why, "Open the page with the button again, and press it there.")
+    answer["Allow"] = "POST"
+    return answer
+
+
 def csrf(request: HttpRequest, reason: str = "") -> HttpResponse:
     why = "The form is too old, was sent from another site, or your browser keeps no cookies. Nothing was changed."
     return page(request, 403, "This form is no longer valid", why, "Open the page again and press the button there.")
