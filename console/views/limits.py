@@ -110,7 +110,6 @@ class Row:
 
     limit: Limit
     told: wording.LimitTold
-    idle: str
     tokens: tuple[uuid.UUID, uuid.UUID] | None
     by_two: bool
     asked: list[tuple[Approval, str, str]]
@@ -120,9 +119,14 @@ def _row(request: HttpRequest, limit: Limit, *, may: bool) -> Row:
     actor = access.actor_for(request, limit.tenant or access.EVERYWHERE)
     tokens = (uuid.uuid4(), uuid.uuid4()) if may else None
     asked = approvals.standing(limit) if limit.tenant or actor.may(Permission.VIEW) else []
+    return Row(limit, wording.limit(limit), tokens, domain.needs_two(limit, actor), asked)
+
+
+def _idle(rows: list[Row]) -> list[tuple[Row, str]]:
+    """What holds nothing back, and why. A name that nothing bears is sought in the whole record."""
     names = ("tenant", "provider", "action", "workflow_type", "currency")
-    idle = places.idle(**{name: getattr(limit, name) for name in names})
-    return Row(limit, wording.limit(limit), idle, tokens, domain.needs_two(limit, actor), asked)
+    told = [(row, places.idle(**{name: getattr(row.limit, name) for name in names})) for row in rows]
+    return [(row, why) for row, why in told if why]
 
 
 def _may_lift(limit: Limit, mine: list[str], everywhere: bool) -> bool:
@@ -146,6 +150,7 @@ def _facts(request: HttpRequest) -> dict[str, Any]:
         "everywhere": everywhere,
         "tokens": {"stop": uuid.uuid4(), "limit": uuid.uuid4()},
         # Asked for by the page alone, and not by its live part.
+        "idle": lambda: _idle(rows),
         "names": lambda: places.known(None if everywhere else mine),
         "kinds": [
             ("concurrency", "in flight at once"),
