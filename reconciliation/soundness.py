@@ -6,13 +6,14 @@ Found at start, so that a fault in a declaration does not wait for the middle of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from typing import Any
 
 from pydantic import BaseModel, RootModel
 
 from .policy import ErrorClass, RetryPolicy
 from .providers.base import Repeat
-from .workflows import Choice, Step, StepKind, Workflow, ring
+from .workflows import Choice, Consent, Step, StepKind, Workflow, ring
 
 
 def problems(workflow: Workflow, repeat_of: Callable[[str, str], Repeat | None]) -> Iterator[str]:
@@ -25,6 +26,7 @@ def problems(workflow: Workflow, repeat_of: Callable[[str, str], Repeat | None])
     if sum(step.kind is StepKind.PIVOT for step in workflow.effects) > 1:
         yield "more than one step is the pivot; at most one may be"
     yield from shown_problems("shown", workflow.shown)
+    yield from _cap_problems(workflow)
     for step in workflow.steps:
         yield from _order_problems(workflow, step, names)
         if isinstance(step, Choice):
@@ -32,6 +34,17 @@ def problems(workflow: Workflow, repeat_of: Callable[[str, str], Repeat | None])
     for step in workflow.effects:
         yield from _step_problems(workflow, step, repeat_of)
     yield from _ring_problems(workflow)
+
+
+def _cap_problems(workflow: Workflow) -> Iterator[str]:
+    """A cap that cannot be compared with what it caps would be found in the middle of a run, by nobody."""
+    longest = workflow.max_elapsed
+    if longest is not None and not (isinstance(longest, timedelta) and longest > timedelta(0)):
+        yield f"max_elapsed of the run is {longest!r}; it must be a timedelta above 0, such as timedelta(hours=2)"
+    for name in ("max_spend", "max_replans"):
+        most = getattr(workflow, name)
+        if not (most is None and name == "max_spend") and not (type(most) is int and most >= 0):
+            yield f"{name} of the run is {most!r}; it must be a whole number, 0 or more"
 
 
 def _order_problems(workflow: Workflow, step: Step | Choice, names: list[str]) -> Iterator[str]:
@@ -54,9 +67,19 @@ def _step_problems(workflow: Workflow, step: Step, repeat_of: Callable[[str, str
     if not reads:
         yield from _pivot_problems(workflow, step)
     yield from _retry_problems(f"step {step.name!r}", step.retry)
+    yield from _consent_problems(f"step {step.name!r}", step.consent)
     if step.undo is not None:
         yield from _undo_problems(workflow, step, repeat_of)
         yield from _retry_problems(f"the undo of {step.name!r}", step.undo.retry)
+        yield from _consent_problems(f"the undo of {step.name!r}", step.undo.consent)
+
+
+def _consent_problems(where: str, consent: Consent | None) -> Iterator[str]:
+    """Without time to agree or to use it, the step would wait for a consent that nobody can give."""
+    for name in ("expires_after", "use_within") if consent is not None else ():
+        length = getattr(consent, name)
+        if not (isinstance(length, timedelta) and length > timedelta(0)):
+            yield f"the consent of {where} has {name} {length!r}; it must be a timedelta above 0"
 
 
 def _pivot_problems(workflow: Workflow, step: Step) -> Iterator[str]:
@@ -116,8 +139,8 @@ def shown_problems(what: str, names: Any) -> Iterator[str]:
 def _choice_problems(step: Choice) -> Iterator[str]:
     if step.proposals < 1:
         yield f"choice {step.name!r} may propose {step.proposals} times; proposals must be at least 1"
-    if not step.timeout.total_seconds() > 0:
-        yield f"choice {step.name!r} has no time to propose; timeout must be above 0"
+    if not (isinstance(step.timeout, timedelta) and step.timeout > timedelta(0)):
+        yield f"choice {step.name!r} has no time to propose; timeout must be a timedelta above 0"
     yield from shown_problems(f"shown of choice {step.name!r}", step.shown)
     if step.schema is None:
         return
@@ -148,13 +171,24 @@ def _retry_problems(where: str, retry: RetryPolicy | None) -> Iterator[str]:
     least = {"attempts": 1, "factor": 1, "longest": 0, "max_elapsed": 0, "max_spend": 0}
     for name, lowest in least.items():
         value = getattr(retry, name)
-        if value is not None and not value >= lowest:
+        if value is not None and not _is_number(value):
+            yield f"retry of {where} has {name} {value!r}; it must be a number{_unit(name)}"
+        elif value is not None and not value >= lowest:
             yield f"retry of {where} has {name} {value}; it must be at least {lowest}"
-    if not 0 <= retry.jitter <= 1:
-        yield f"retry of {where} has jitter {retry.jitter}; it must be from 0 to 1, a part of the wait"
-    if any(not seconds >= 0 for seconds in retry.intervals):
-        yield f"retry of {where} has intervals {retry.intervals}; each must be 0 seconds or more"
+    if not (_is_number(retry.jitter) and 0 <= retry.jitter <= 1):
+        yield f"retry of {where} has jitter {retry.jitter!r}; it must be from 0 to 1, a part of the wait"
+    if any(not (_is_number(seconds) and seconds >= 0) for seconds in retry.intervals):
+        yield f"retry of {where} has intervals {retry.intervals!r}; each must be 0 seconds or more"
     never = [retry.never] if isinstance(retry.never, str) else sorted(retry.never)
     if isinstance(retry.never, str) or not set(never) <= set(ErrorClass):
         classes = ", ".join(ErrorClass)
         yield f"retry of {where} never retries {', '.join(never)}; never is a set of error classes: {classes}"
+
+
+def _unit(name: str) -> str:
+    return {"longest": " of seconds", "max_elapsed": " of seconds", "max_spend": " of minor units"}.get(name, "")
+
+
+def _is_number(value: Any) -> bool:
+    """A timedelta is none: what is stored with an operation is seconds."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

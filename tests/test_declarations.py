@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +16,7 @@ from reconciliation import checks, registry
 from reconciliation.policy import ErrorClass, RetryPolicy
 from reconciliation.providers.base import ActionSpec, Repeat
 from reconciliation.soundness import problems
-from reconciliation.workflows import Choice, Step, StepKind, Workflow
+from reconciliation.workflows import Choice, Consent, Step, StepKind, Workflow
 from tests import saga_workflows as flows
 
 OWN = (
@@ -178,12 +179,40 @@ def test_a_schema_that_checks_nothing_is_refused() -> None:
 
 def test_a_choice_that_may_never_propose_is_refused() -> None:
     assert "proposals must be at least 1" in choice(proposals=0)
+    assert "timeout must be a timedelta above 0" in choice(timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("caps", "said"),
+    [
+        ({"max_elapsed": 600}, "max_elapsed of the run is 600; it must be a timedelta above 0"),
+        ({"max_elapsed": timedelta(0)}, "it must be a timedelta above 0, such as timedelta(hours=2)"),
+        ({"max_spend": -1}, "max_spend of the run is -1; it must be a whole number, 0 or more"),
+        ({"max_spend": "50"}, "max_spend of the run is '50'; it must be a whole number, 0 or more"),
+        ({"max_replans": None}, "max_replans of the run is None; it must be a whole number, 0 or more"),
+    ],
+)
+def test_a_cap_of_the_run_that_caps_nothing_is_refused(caps: dict[str, Any], said: str) -> None:
+    assert said in told(RESERVE, SHIP, **caps)
+    assert told(RESERVE, SHIP, max_elapsed=timedelta(hours=2), max_spend=0, max_replans=0) == ""
+
+
+@pytest.mark.parametrize("consent", [Consent(expires_after=timedelta(0)), Consent(use_within=30)])  # type: ignore[arg-type]
+def test_a_consent_that_nobody_has_time_to_give_or_to_use_is_refused(consent: Consent) -> None:
+    assert "it must be a timedelta above 0" in told(replace(RESERVE, consent=consent), SHIP)
+    undo = replace(RESERVE.undo, consent=consent) if RESERVE.undo else None
+    assert "the consent of the undo of 'reserve' has" in told(replace(RESERVE, undo=undo), SHIP)
+    assert told(replace(RESERVE, consent=Consent()), SHIP) == ""
 
 
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
         ({"attempts": 0}, "attempts 0; it must be at least 1"),
+        ({"max_elapsed": timedelta(hours=1)}, "it must be a number of seconds"),
+        ({"max_spend": "50"}, "max_spend '50'; it must be a number of minor units"),
+        ({"jitter": None}, "jitter None; it must be from 0 to 1"),
+        ({"intervals": (timedelta(seconds=1),)}, "each must be 0 seconds or more"),
         ({"factor": 0.5}, "factor 0.5; it must be at least 1"),
         ({"longest": -1}, "longest -1; it must be at least 0"),
         ({"jitter": 1.5}, "jitter 1.5; it must be from 0 to 1"),
