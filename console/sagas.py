@@ -1,27 +1,24 @@
-"""A run as its pages draw it: stages of steps with their undos beside them, what is in the way, what became of it."""
+"""A run as its pages draw it: stages of steps with their undos and decisions beside them."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Count, Exists, Min, OuterRef, QuerySet, Sum
 
-from audit.models import Entry
 from console.ledger import spec_of
-from console.stories import decided_moment
-from reconciliation import case_wording, choosing, registry, run_deeds, run_wording, sealing, wording
-from reconciliation.compensation import is_stuck, may_start, waits_for_consent
-from reconciliation.leases import HANDLER, LOCK
-from reconciliation.models import Chosen, JournalEntry, Operation, Run
+from console.obstacles import Obstacle, no_handler, obstacles, undos_before
+from reconciliation import case_wording, choosing, registry, sealing, wording
+from reconciliation.models import Chosen, Operation, Run
 from reconciliation.progress import UNDO, Progress, cannot_be_undone, has_effect
-from reconciliation.states import RUN_TERMINAL, Basis, RunState, State
+from reconciliation.states import RUN_TERMINAL, RunState, State
 from reconciliation.wording import Label
-from reconciliation.workflows import Choice, Step, StepKind, Workflow, closure, ring
+from reconciliation.workflows import Choice, Step, StepKind, Workflow
 
 UNREADABLE = "(sealed under a key that is not configured)"
 NOT_BEGUN = Label("", "not begun", "calm")
@@ -86,19 +83,6 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Obstacle:
-    """One thing that the run does not get past by itself, and who waits for it."""
-
-    text: str
-    waits: tuple[str, ...] = ()
-    operation: Operation | None = None
-    said: str = ""  # the provider's own words, scrubbed and cut
-    other: Run | None = None
-    help: str = ""  # what a person can do about it, and what follows
-    again: datetime | None = None  # when the run is taken up again
-
-
-@dataclass(frozen=True)
 class Saga:
     """Everything that a run's page draws of its steps."""
 
@@ -128,7 +112,7 @@ def saga(run: Run) -> Saga:
     views = {step.name: _view(progress, step, decisions) for step in workflow.steps}
     return Saga(
         stages=_stages(workflow, views) + _strangers(progress),
-        obstacles=_obstacles(progress),
+        obstacles=obstacles(progress),
         never=cannot_be_undone(workflow),
     )
 
@@ -169,7 +153,7 @@ def _undeclared(run: Run) -> Saga:
     newest = {o.step: o for o in Operation.objects.filter(run=run).order_by("intent_version", "id")}
     steps = [o for o in newest.values() if not o.step.startswith(UNDO)]
     views = [_of_operation(o, undo=newest.get(UNDO + o.step)) for o in sorted(steps, key=lambda o: o.pk)]
-    return Saga([Stage([view]) for view in views], [] if run.state in RUN_TERMINAL else _no_handler(run), [])
+    return Saga([Stage([view]) for view in views], [] if run.state in RUN_TERMINAL else no_handler(run), [])
 
 
 # One step
@@ -230,7 +214,7 @@ def _undo(progress: Progress, step: Step) -> UndoView:
         return UndoView(Label("", "", ""), f"cannot be undone: {step.cannot_undo or 'no undo is declared'}", never=True)
     if progress.run.state in RUN_TERMINAL and (done is None or done.state == State.FAILED_TERMINAL):
         return UndoView(Label("", "", ""), "nothing to undo")
-    waits = _undos_before(progress, step) if progress.run.state == RunState.COMPENSATING else ()
+    waits = undos_before(progress, step) if progress.run.state == RunState.COMPENSATING else ()
     note = f"waits for the undo of {', '.join(waits)}" if waits else f"{step.undo.action}, not begun"
     return UndoView(Label("", "", ""), note)
 
@@ -240,15 +224,6 @@ def _undo_operation(undo: Operation) -> UndoView:
     code = undo.escalation_reason or undo.reason_code
     plain = undo.state == State.SUCCEEDED and undo.escalated_at is None
     return UndoView(label, undo.provider_operation_id if plain else wording.reason(code), undo)
-
-
-def _undos_before(progress: Progress, step: Step) -> tuple[str, ...]:
-    """Whose undo must be done before that of `step`, of those that are still to be done."""
-    left = {each.name for each in progress.to_undo()}
-    if step.name not in left:
-        return ()
-    needed = set(progress.workflow.undo_needs(step))
-    return tuple(each.name for each in progress.workflow.effects if each.name in needed & left)
 
 
 # Its decision
@@ -324,239 +299,6 @@ def _hidden(token: str) -> tuple[str, ...]:
         return sealing.hidden_names(token)
     except sealing.CannotOpen:
         return (UNREADABLE,)
-
-
-# What is in the way
-
-
-def _obstacles(progress: Progress) -> list[Obstacle]:
-    if progress.run.state in RUN_TERMINAL:
-        return []
-    if progress.run.state == RunState.COMPENSATING:
-        return _stuck_undos(progress) + _no_handler(progress.run)
-    return _stuck_steps(progress) + _lock_of_others(progress.run) + _no_handler(progress.run)
-
-
-def _stuck_undos(progress: Progress) -> list[Obstacle]:
-    found = [_unknown_step(operation) for operation in progress.unknown]
-    if progress.run.escalation_reason == "pivot_applied":
-        return [Obstacle(_sentence("pivot_applied", ""))]
-    for step in progress.to_undo():
-        undo = progress.undo(step)
-        waits = tuple(other.name for other in progress.to_undo() if step.name in _undos_behind(progress, other))
-        if is_stuck(step, undo):
-            why = _why(undo) if undo else step.cannot_undo or "no undo is declared"
-            text = f"The undo of {step.name} is stuck: {why}."
-            found.append(Obstacle(text, waits, undo, _said(undo), help=_undo_help(undo)))
-        elif waits_for_consent(undo):
-            found.append(Obstacle(f"The undo of {step.name} waits for a person's consent.", waits, undo))
-        elif undo is not None and undo.state in (State.PENDING, State.AMBIGUOUS):
-            found.append(Obstacle(f"What became of the undo of {step.name} is being found out.", waits, undo))
-        elif _could_not_be_sent(progress, step):
-            why = wording.reason(progress.run.escalation_reason)
-            found.append(Obstacle(f"The undo of {step.name} could not be sent: {why}.", waits, undo))
-    return found + _rings(progress)
-
-
-def _rings(progress: Progress) -> list[Obstacle]:
-    """Undos that wait for each other: a declaration that was run although the check at start refuses it."""
-
-    def needs(name: str) -> Iterable[str]:
-        return _undos_before(progress, _effect(progress, name))
-
-    rings = dict.fromkeys(frozenset(ring(step.name, needs)) for step in progress.to_undo())
-    named = [", ".join(step.name for step in progress.workflow.effects if step.name in each) for each in rings if each]
-    return [Obstacle(f"Undos wait for each other, so that none begins: {names}. Waive one that was done by hand.")
-            for names in named]  # fmt: skip
-
-
-def _unknown_step(operation: Operation) -> Obstacle:
-    text = _way_of(operation) or "is in flight."
-    text = f"{operation.step} {text} Nothing is undone before that is known."
-    return Obstacle(text, (), operation, help=_help(operation))
-
-
-def _could_not_be_sent(progress: Progress, step: Step) -> bool:
-    """A run stops only when each undo that may be sent was tried: one that was not sent all the same met a fault."""
-    stopped = progress.run.escalated_at is not None and not progress.unknown
-    return stopped and step in progress.undoable() and may_start(progress, step)
-
-
-def _undos_behind(progress: Progress, step: Step) -> set[str]:
-    """Whose undo must be done before that of `step`, also by way of others."""
-    return closure(step.name, lambda name: _undos_before(progress, _effect(progress, name)))
-
-
-def _effect(progress: Progress, name: str) -> Step:
-    return next(step for step in progress.workflow.effects if step.name == name)
-
-
-def _stuck_steps(progress: Progress) -> list[Obstacle]:
-    found = []
-    for operation in progress.in_state(*(state for state in State if state != State.SUCCEEDED)):
-        text = _way_of(operation)
-        if text:
-            waits = _followers(progress, operation.step)
-            found.append(
-                Obstacle(f"{operation.step} {text}", waits, operation, _said(operation), help=_help(operation))
-            )
-    reason = progress.run.escalation_reason
-    at = progress.run.waiting_for
-    if reason and not any(each.operation and each.operation.step == at for each in found):
-        found.insert(0, Obstacle(_sentence(reason, at), _followers(progress, at) if at else ()))
-    return found
-
-
-def _sentence(code: str, at: str) -> str:
-    text = wording.sentence(code)
-    return f"{at}: {text[:1].lower()}{text[1:]}" if at else text
-
-
-def _way_of(operation: Operation) -> str:
-    """How a forward step is in the way, or nothing where it only takes its time."""
-    if operation.escalated_at is not None:
-        return f"is stuck: {wording.reason(operation.escalation_reason)}."
-    if operation.state == State.AMBIGUOUS:
-        return "is unknown, and is being looked up."
-    if operation.state in (State.FAILED_TERMINAL, State.TERMINATED):
-        return f"{wording.state_label(operation.state).word}: {_why(operation)}."
-    if operation.state == State.AWAITING_APPROVAL:
-        return "waits for a person's consent."
-    return ""
-
-
-def _help(operation: Operation) -> str:
-    """What a person can do about a step with which automation has stopped."""
-    if operation.state == State.FAILED_TERMINAL:
-        return "Open it to try again as a new intent."
-    if operation.escalated_at is None:
-        return ""
-    ways = {
-        State.AMBIGUOUS: "to look it up or to say what became of it",
-        State.FAILED_RETRYABLE: "to retry it",
-    }.get(State(operation.state), "")
-    return f"Open it {ways}; the run then goes on by itself." if ways else ""
-
-
-def _undo_help(undo: Operation | None) -> str:
-    by_hand = "waive it where it was done by hand"
-    if undo is None:
-        return "Waive it where two people accept that it stands."
-    if undo.state == State.TERMINATED:
-        return (
-            f"{by_hand.capitalize()}."
-            if undo.unknown_attempts
-            else f"Open it to try again as a new intent, or {by_hand}."
-        )
-    told = _help(undo)
-    head, found, tail = told.partition(";")
-    return f"{head if found else head.removesuffix('.')}, or {by_hand}{found + tail if found else '.'}" if told else ""
-
-
-def _why(operation: Operation) -> str:
-    return wording.reason(operation.escalation_reason or operation.reason_code)
-
-
-def _said(operation: Operation | None) -> str:
-    """What the provider answered where it refused, from the newest such entry."""
-    if operation is None or operation.state != State.FAILED_TERMINAL:
-        return ""
-    refusals = JournalEntry.objects.filter(operation=operation, kind="not_applied")
-    newest = refusals.order_by("-id").first()
-    return str(case_wording.facts(newest).get("excerpt") or "") if newest else ""
-
-
-def _followers(progress: Progress, name: str) -> tuple[str, ...]:
-    """Steps without a result that need `name`, directly or by way of others."""
-    workflow = progress.workflow
-    return tuple(s.name for s in workflow.steps if not progress.done(s.name) and name in workflow.all_needs(s))
-
-
-def _lock_of_others(run: Run) -> list[Obstacle]:
-    if not run.waiting_for.startswith(LOCK):
-        return []
-    holder = Run.objects.filter(tenant=run.tenant, lock=run.lock, lock_held=True).first()
-    if holder is None or holder.pk == run.pk:
-        return []
-    return [Obstacle(f"It works on {run.lock}, which another run has to itself:", other=holder)]
-
-
-def _no_handler(run: Run) -> list[Obstacle]:
-    if not run.waiting_for.startswith(HANDLER):
-        return []
-    text = f"A worker left it to another one: {run_wording.lacking(run)}."
-    return [Obstacle(text, help="Once a worker has it, the run goes on by itself", again=run.due_at)]
-
-
-# What became of it
-
-
-@dataclass(frozen=True)
-class Told:
-    """The account of a run that did not simply go through."""
-
-    heading: str
-    standing: tuple[Operation, ...]  # applied, and not undone
-    undone: tuple[Operation, ...]
-    unknown: tuple[Operation, ...]
-    not_applied: tuple[Operation, ...]
-    not_begun: tuple[str, ...]
-    never: tuple[tuple[str, str], ...]
-    said: list[tuple[Operation, str]]  # what rests on a person's word, and what the provider showed
-
-    @property
-    def looked_up(self) -> bool:
-        """Whether automation still finds out about one of those that are unknown."""
-        return any(operation.due_at is not None for operation in self.unknown)
-
-
-HEADINGS = {
-    RunState.CANCELLED: "Cancelled: what there is of it",
-    RunState.COMPENSATING: "Being undone: what there is of it",
-    RunState.COMPENSATED: "Undone: what there was of it",
-    RunState.FAILED: "Failed: nothing of it stands",
-}
-
-
-def told(run: Run, *, with_names: bool) -> Told | None:
-    """None for a run that goes on by itself or went through. `with_names`: whether the reader may see who decided."""
-    stopped = run.escalated_at is not None and run.state not in (*RUN_TERMINAL, RunState.COMPENSATING)
-    heading = "Stopped for a person: what there is of it" if stopped else HEADINGS.get(RunState(run.state))
-    if heading is None:
-        return None
-    account = run_deeds.account(run)
-    return Told(
-        heading=heading,
-        standing=account.standing,
-        undone=account.undone,
-        unknown=account.unknown,
-        not_applied=account.not_applied,
-        not_begun=account.not_begun,
-        never=account.cannot_be_undone,
-        said=_on_a_word(run, with_names=with_names),
-    )
-
-
-def _on_a_word(run: Run, *, with_names: bool) -> list[tuple[Operation, str]]:
-    operations = Operation.objects.filter(run=run, basis=Basis.ASSERTED).order_by("id")
-    return [(each, _word(each, with_names)) for each in operations if run_wording.rests_on_a_word(each)]
-
-
-def _word(operation: Operation, with_names: bool) -> str:
-    who = _who_settled(operation) if with_names else ""
-    ended = "applied" if operation.state == State.SUCCEEDED else "not applied"
-    finding = JournalEntry.objects.filter(operation=operation, kind="finding").order_by("-id").first()
-    data = case_wording.facts(finding) if finding and operation.sighted else {}
-    seen = case_wording.shown_amount(operation, spec_of(operation), data) or (
-        "something of it" if operation.sighted else ""
-    )
-    return f"on {who or 'a person'}'s word {ended}{f'; the provider showed {seen}' if seen else ''}"
-
-
-def _who_settled(operation: Operation) -> str:
-    entries = Entry.objects.filter(subject=str(operation.subject), to_state=operation.state, event="transition")
-    entry = entries.order_by("-seq").exclude(from_state=operation.state).prefetch_related("openings").first()
-    return decided_moment(entry).who if entry else ""
 
 
 # Runs that stopped

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from audit.models import Entry
-from console import sagas as sagas_page
+from console import endings
 from console.sagas import saga
 from reconciliation import executor, leases, limits, registry, runs, sweeping, transition
 from reconciliation.models import Approval, Limit, Operation, Run
@@ -92,7 +92,7 @@ def test_a_cancelled_run_says_what_happened_what_did_not_and_what_is_unknown(sag
         "Not applied: ship. Not begun: tell."
     )
     run.refresh_from_db()
-    account = sagas_page.told(run, with_names=True)
+    account = endings.told(run, with_names=True)
     assert account is not None
     assert ([o.step for o in account.unknown], account.not_begun) == (["undo:reserve"], ("tell",))
     answer = press(run, "compensate_run")

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from console import access, keyset, live, pressing, sagas, search
+from console import access, endings, keyset, live, pressing, sagas, search
 from console.chips import Chip, worth_showing
 from console.live import signed_in
 from console.stories import story
@@ -136,7 +136,7 @@ def _facts(request: HttpRequest, run: Run, actor: Actor) -> dict[str, Any]:
         "label": _label(run),
         "word": wording.run_label(run.state),
         "saga": drawn,
-        "told": sagas.told(run, with_names=may_read),
+        "told": endings.told(run, with_names=may_read),
         "asked": approvals.standing(run),
         "limits": sagas.limits(run, now=now),
         "lede": run_wording.run_lede(run, drawn.operations),
