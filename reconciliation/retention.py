@@ -77,7 +77,8 @@ def tend(*, limit: int = BATCH, dry_run: bool = False) -> Tally:
         _count(tally, "run", "pruned" if dry_run else _prune(run.subject, _run_keep()))
     if not dry_run:
         tally.forgotten = transition.forget(tombstones_older=settings.AFTERCALL_TOMBSTONES, limit=limit)
-        tally.messages = transition.forget_messages(older=settings.AFTERCALL_OUTBOX_KEEP, limit=limit)
+        keep = {"older": settings.AFTERCALL_OUTBOX_KEEP, "discarded": settings.AFTERCALL_TOMBSTONES}
+        tally.messages = transition.forget_messages(**keep, limit=limit)
     went = (*tally.pruned.values(), tally.shredded, tally.proposals, tally.forgotten, tally.messages)
     tally.full = max(went, default=0) >= limit
     return tally

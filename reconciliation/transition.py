@@ -581,9 +581,10 @@ def forget(*, tombstones_older: float, limit: int) -> int:
     return int(stones) + int(uses)
 
 
-def forget_messages(*, older: float, limit: int) -> int:
-    """Drop messages of the outbox that have been over for `older` seconds. Returns how many."""
-    (gone,) = _call("SELECT ledger_forget_messages(%s::numeric, %s)", [older, limit])
+def forget_messages(*, older: float, discarded: float, limit: int) -> int:
+    """Drop messages of the outbox that have been over for `older` seconds, or discarded for `discarded` ones."""
+    values = [older, discarded, limit]
+    (gone,) = _call("SELECT ledger_forget_messages(%s::numeric, %s::numeric, %s)", values)
     return int(gone)
 
 

@@ -576,6 +576,19 @@ def test_a_discarded_one_is_never_done_and_its_request_is_gone(clerk: Clerk, clo
     assert len(clerk.calls) == 1, "the other one"
 
 
+def test_what_was_discarded_is_not_done_when_business_code_asks_for_it_again_much_later(
+    clerk: Clerk, clock: Clock
+) -> None:
+    found = stuck(clock, wish(provider="nowhere"))
+    assert pressed(publishing.discard, found.pk).verdict == "done"
+    clock.advance(days=60)
+    tally = retention.tend()
+    assert (tally.messages, Message.objects.filter(state="discarded").count()) == (1, 1), "the other one went"
+    assert put(wish(provider="nowhere")) == found.pk
+    clock_on(clock, rounds=2)
+    assert message(found.pk).state == "discarded"
+
+
 def test_two_people_one_decision(clerk: Clerk, clock: Clock) -> None:
     found = stuck(clock, wish(provider="nowhere"))
     token = uuid4()

@@ -227,8 +227,9 @@ BEGIN
     RETURN 'shredded';
 END $$;
 
--- Messages of the outbox go some time after they are over; one whose operation is still open orders those behind it.
-CREATE OR REPLACE FUNCTION ledger_forget_messages(p_older numeric, p_limit int)
+-- Messages of the outbox go some time after they are over; one whose operation is still open orders those behind it. No
+-- operation remembers what a person discarded, so its message does, for as long as tombstones stay.
+CREATE OR REPLACE FUNCTION ledger_forget_messages(p_older numeric, p_discarded numeric, p_limit int)
 RETURNS int LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $$
 DECLARE
     v_count int;
@@ -236,6 +237,7 @@ BEGIN
     DELETE FROM reconciliation_message m WHERE m.id IN (
         SELECT d.id FROM reconciliation_message d WHERE d.state IN ('published', 'discarded')
            AND d.changed_at < aftercall_now() - greatest(p_older, 3600) * interval '1 second'
+           AND (d.state = 'published' OR d.changed_at < aftercall_now() - p_discarded * interval '1 second')
            AND NOT EXISTS (SELECT 1 FROM reconciliation_operation o WHERE o.id = d.operation_id
                            AND o.state NOT IN ('succeeded', 'failed_terminal', 'terminated'))
          ORDER BY d.changed_at LIMIT p_limit FOR UPDATE OF d SKIP LOCKED);
