@@ -129,10 +129,11 @@ def _say_look_up(view: View) -> Say:
 def _say_resolve_applied(view: View) -> Say:
     if view.operation.state != State.AMBIGUOUS:
         return False, _NOT_UNKNOWN
+    then = " The run goes on." if _run_waits(view) else ""
     if view.found:
-        return True, "The newest look-up found it: becomes succeeded, on the look-up's evidence. The run goes on."
-    said = "On your word: becomes succeeded, marked as asserted by you for good. The run goes on."
-    return True, f"{_seen_otherwise(view)}{said}"
+        return True, f"The newest look-up found it: becomes succeeded, on the look-up's evidence.{then}"
+    said = "On your word: becomes succeeded, marked as asserted by you for good."
+    return True, f"{_seen_otherwise(view)}{said}{then}"
 
 
 def _say_resolve_not_applied(view: View) -> Say:
@@ -140,6 +141,8 @@ def _say_resolve_not_applied(view: View) -> Say:
         return False, _NOT_UNKNOWN
     if view.absence_proven and view.operation.waived:
         return True, "Absence is proven, and it was undone by hand: becomes failed for good."
+    if view.absence_proven and view.run_is_over:
+        return True, "Absence is proven, and its run has ended: becomes failed for good."
     if view.absence_proven:
         return True, "Absence is proven: becomes retryable, and is sent again only when somebody presses retry."
     said = "On your word: becomes failed for good, marked as asserted by you. It is not sent again."
@@ -272,7 +275,8 @@ def _say_new_intent(view: View) -> Say:
     if operation.unknown_attempts:
         allowed, asked = agreed.say_new_intent(operation)
         return allowed, f"{asked}{lost}" if allowed else asked
-    said = "Records the same request as a new intent with a new key, and lets its run go on with it."
+    goes_on = ", and lets its run go on with it" if _run_waits(view) else ""
+    said = f"Records the same request as a new intent with a new key{goes_on}."
     return True, f"{said}{lost}{holds.waits(view.held)}"
 
 

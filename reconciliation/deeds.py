@@ -91,6 +91,11 @@ class View:
         return bool(counted and self.spec and self.spec.absence_is_proof and not self.operation.sighted)
 
     @property
+    def run_is_over(self) -> bool:
+        """Whether its run has ended, so that it is not sent any more."""
+        return self.run is not None and self.run.state in RUN_TERMINAL and not self.operation.stands_alone
+
+    @property
     def run_in_the_way(self) -> str:
         """Why its run lets nothing be sent now, or nothing."""
         if self.run is None or self.operation.stands_alone:
@@ -168,15 +173,21 @@ def resolve_applied(operation: Operation, press: Pressed, actor: Actor) -> str:
         patch={"basis": basis, "provider_operation_id": effect, "effect_id": effect if names_effect else ""},
         details={"basis": str(basis)},
     )  # fmt: skip
-    return f"Recorded as applied, on {'the look-up' if basis is Basis.LOOK_UP else 'your word'}. Its run goes on."
+    then = " Its run goes on." if view.run is not None and view.run.state not in RUN_TERMINAL else ""
+    return f"Recorded as applied, on {'the look-up' if basis is Basis.LOOK_UP else 'your word'}.{then}"
 
 
 def resolve_not_applied(operation: Operation, press: Pressed, actor: Actor) -> str:
     """Retryable where absence is proven; on a person's word failed for good, and never sent again."""
-    if _viewed(operation).absence_proven and operation.waived:
+    view = _viewed(operation)
+    if view.absence_proven and operation.waived:
         _move(operation, press, actor, to=State.FAILED_TERMINAL, code="resolved_absent", patch={"unknown_attempts": []})
         return "Recorded as not applied, on proof. It was undone by hand, so it is not sent."
-    if _viewed(operation).absence_proven:
+    if view.absence_proven and view.run_is_over:
+        over: dict[str, Any] = {"unknown_attempts": [], "reason_code": "run_ended"}
+        _move(operation, press, actor, to=State.FAILED_TERMINAL, code="resolved_absent", patch=over)
+        return "Recorded as not applied, on proof. Its run has ended, so it is not sent."
+    if view.absence_proven:
         held: dict[str, Any] = {"unknown_attempts": [], "due_at": None, "escalation_reason": "held_for_retry"}
         _move(
             operation, press, actor, to=State.FAILED_RETRYABLE, code="resolved_absent", patch=held,
@@ -216,7 +227,8 @@ def new_intent(operation: Operation, press: Pressed, actor: Actor) -> str:
     except intents.NoIntent as refusal:
         raise NotAllowed(str(refusal)) from refusal
     let_run_go_on(operation, actor, press.reason)
-    return f"Recorded as operation {made.pk}, version {made.intent_version} of this intent. It is due now."
+    then = "It waits for a person's consent" if made.state == State.AWAITING_APPROVAL else "It is due now"
+    return f"Recorded as operation {made.pk}, version {made.intent_version} of this intent. {then}."
 
 
 def compensate(operation: Operation, press: Pressed, actor: Actor) -> str:

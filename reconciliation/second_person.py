@@ -70,10 +70,9 @@ def _identity_of(subject: Subject, action: str, inputs: Json) -> Any:
 
     Raises Unregistered where only another deployment can tell which of a run's steps have an effect.
     """
-    if isinstance(subject, Operation) and action == NEW_INTENT:
-        return [subject.fingerprint, subject.state, subject.sighted]
     if isinstance(subject, Operation):
-        return subject.fingerprint
+        state = [subject.state, subject.sighted] if action == NEW_INTENT else []
+        return [subject.fingerprint, _run_is_over(subject), *state]
     if not isinstance(subject, Run):
         return f"version {subject.version}"
     touched = concerned(subject, action, inputs)
@@ -82,6 +81,12 @@ def _identity_of(subject: Subject, action: str, inputs: Json) -> Any:
     for each in touched:
         registry.spec(each.provider, each.action)
     return [[each.pk, each.fingerprint, each.provider_operation_id] for each in touched]
+
+
+def _run_is_over(operation: Operation) -> bool:
+    """Whether nothing of it is sent any more, since its run has ended."""
+    ended = operation.run is not None and operation.run.settled_at is not None
+    return ended and not operation.stands_alone
 
 
 def concerned(run: Run, action: str, inputs: Json) -> list[Operation]:
@@ -111,7 +116,9 @@ def may_have_changed(*, limit: int) -> list[Approval]:
     What is asked about a limit or a schedule ends with the very change.
     """
     moved = Operation.objects.filter(run=OuterRef("run"), updated_at__gt=OuterRef("created_at"))
-    about = Exists(moved) | Q(operation__updated_at__gt=F("created_at")) | Q(run__updated_at__gt=F("created_at"))
+    about = Q(Exists(moved))
+    for subject in ("operation", "operation__run", "run"):
+        about |= Q(**{f"{subject}__updated_at__gt": F("created_at")})
     waiting = Approval.objects.filter(about, state=ApprovalState.WAITING).exclude(action="")
     return list(waiting.order_by("id")[:limit])
 

@@ -592,6 +592,21 @@ def test_whose_agent_started_a_run_does_not_agree_to_what_is_done_about_it(waiti
         assert "person:3" in consent.people(subject)
 
 
+def test_a_request_to_send_a_step_again_ends_with_its_run(waiting_run, clerk, clock):
+    run = waiting_run()
+    press("approve", Approval.objects.get(), CLEO)
+    clerk.answers(OutcomeUnknown("nothing came"))
+    sweeping.sweep()
+    step = Operation.objects.get(state=State.AMBIGUOUS)
+    clock.set(step.same_key_until)
+    do(step, "send_again", ANN)
+    sweeping.sweep()
+    assert the(step.pk, "send_again").state == ApprovalState.WAITING
+    do(run, "cancel", ROOT)
+    sweeping.sweep()
+    assert the(step.pk, "send_again").state == ApprovalState.SUPERSEDED
+
+
 def test_sending_again_is_for_one_time(clerk):
     case = unknown(clerk)
     do(case, "send_again", ANN)

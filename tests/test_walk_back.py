@@ -12,7 +12,7 @@ import pytest
 from audit.models import Entry
 from console import endings
 from console.sagas import saga
-from reconciliation import executor, leases, limits, registry, runs, sweeping, transition
+from reconciliation import actions, deeds, executor, leases, limits, registry, runs, sweeping, transition
 from reconciliation.models import Approval, Limit, Operation, Run
 from reconciliation.providers.base import Verdict
 from reconciliation.states import ApprovalState, RunState, State
@@ -130,6 +130,46 @@ def test_an_undo_that_a_person_asked_for_after_the_end_is_retried_by_itself(saga
     assert run.state == RunState.SUCCEEDED
 
 
+def offered(subject: Any, action: str) -> str:
+    fresh = type(subject)._default_manager.get(pk=subject.pk)
+    return next(each.why for each in actions.previews(fresh, actor=OLGA) if each.action == action)
+
+
+def test_what_a_person_decides_about_a_step_of_a_cancelled_run_sets_nothing_going_and_says_so(
+    sagas: Any, clock: Any
+) -> None:
+    sagas.answers(applied("r-1"), LOST)
+    run = start("saga")
+    sweeping.sweep()
+    charge = Operation.objects.get(step="charge")
+    assert "The run goes on." in offered(charge, "resolve_applied")
+    press(run, "cancel")
+    assert "run" not in offered(charge, "resolve_applied")
+    assert press(charge, "resolve_applied").message == "Recorded as applied, on your word."
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, len(sagas.calls)) == (RunState.CANCELLED, 2)
+
+
+def test_an_undo_of_a_cancelled_run_that_a_person_calls_absent_on_proof_is_over_and_made_anew_if_asked_for(
+    sagas: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start("saga")
+    is_repeated(sagas, run)
+    press(run, "cancel")
+    undo = Operation.objects.get(step="undo:charge")
+    monkeypatch.setattr(deeds.View, "absence_proven", True)
+    assert offered(undo, "resolve_not_applied") == "Absence is proven, and its run has ended: becomes failed for good."
+    assert press(undo, "resolve_not_applied").verdict == "done"
+    undo.refresh_from_db()
+    assert (undo.state, undo.reason_code, undo.escalated_at) == (State.FAILED_TERMINAL, "run_ended", None)
+    assert press(run, "compensate_run").verdict == "done"
+    settle(clock)
+    run.refresh_from_db()
+    assert run.state == RunState.COMPENSATED
+    assert Operation.objects.get(step="undo:charge", intent_version=2).state == State.SUCCEEDED
+
+
 def test_the_database_itself_sends_no_undo_of_a_cancelled_walk_back(sagas: Any, clock: Any) -> None:
     run = start("saga")
     backs_off(sagas, run)
@@ -222,7 +262,8 @@ def test_an_undo_that_was_denied_stops_its_run_and_is_asked_for_again_as_a_new_i
     settle(clock)
     run.refresh_from_db()
     assert (run.escalation_reason, run.waiting_for) == ("undo_incomplete", "stuck: charge; waiting: reserve")
-    assert press(Operation.objects.get(step="undo:charge"), "new_intent").verdict == "done"
+    answer = press(Operation.objects.get(step="undo:charge"), "new_intent")
+    assert (answer.verdict, "It waits for a person's consent." in answer.message) == ("done", True)
     settle(clock)
     assert Approval.objects.latest("id").state == ApprovalState.WAITING
     assert len(sagas.calls) == 3
