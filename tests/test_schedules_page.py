@@ -241,6 +241,7 @@ def test_a_new_schedule_is_made_once_and_its_name_is_taken_then(who, clock):
         made = save(browser, "/schedules/new", terms)
         assert "nightly is on." in text(made)
     assert Job.objects.count() == 1
+    assert "Acts for op_ann" in text(browser.get(f"/schedules/{Job.objects.get().pk}"))
     taken = save(browser, "/schedules/new", {**terms, "token": str(uuid4())})
     assert "There is a job of this name already" in text(taken)
     edited = browser.get(f"/schedules/{Job.objects.get().pk}/edit")

@@ -139,6 +139,7 @@ def _facts(request: HttpRequest, job: Job, actor: Actor) -> dict[str, Any]:
         "page": page,
         "lines": _lines(page.rows),
         "terms": job_wording.job_terms(job),
+        "acts_for": approvals.people_of([job.changed_by])[job.changed_by] if may_read else job.changed_by,
         "never": sagas.never(job.workflow),
         "asked": list(Slot.objects.filter(job=job, state=SlotState.ASKED).order_by("scheduled_for")[:3]),
         "fillable": fillable,
