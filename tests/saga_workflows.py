@@ -107,6 +107,10 @@ TIMED = flow(
     "timed", reversible("reserve"), replace(SHIP, retry=RetryPolicy(attempts=40, intervals=(60.0,), jitter=0.0)),
     max_elapsed=timedelta(minutes=10),
 )  # fmt: skip
+# Each of its steps waits longer than its time after a first failure.
+HURRY = RetryPolicy(attempts=5, intervals=(300.0,), jitter=0.0, max_elapsed=170)
+HURRIED = replace(reversible("reserve"), undo=Undo(action="keyed", request=undone, retry=HURRY))
+HASTY = flow("hasty", HURRIED, replace(SHIP, retry=HURRY), replace(TELL, retry=HURRY))
 LOCKED = flow("locked", SHIP, lock=lambda claim: f"order:{claim['order']}")
 CAPPED = flow("capped", reversible("reserve"), SHIP, max_spend=100)
 

@@ -45,6 +45,7 @@ def _once_the_model_is_asked(facts: Facts) -> Json:
 PLAN = Choice(name="plan", choose=ask, schema=Plan, shown=("amount",), proposals=3, after=())
 PAY = Step(name="pay", provider="clerk", action="keyed", kind=StepKind.PIVOT, request=order, retry=PATIENT)
 SLOW = flow("slow", PLAN, PAY)
+BESIDES = flow("besides", PLAN, reversible("reserve", after=()), replace(PAY, after=("plan",)))
 TWO_PLANS = flow("two_plans", replace(PLAN, name="first"), replace(PLAN, after=("first",)), PAY)
 TWICE = flow("twice", PLAN, PAY, max_replans=2)
 APART_FROM_IT = flow("apart_from_it", reversible("reserve"), replace(PAY, name="ship"), PLAN)
@@ -54,7 +55,7 @@ BESIDE = flow(
 )  # fmt: skip
 
 
-WORKFLOWS = ("SLOW", "TWO_PLANS", "TWICE", "APART_FROM_IT", "BESIDE", "NOTED", "FREE")
+WORKFLOWS = ("SLOW", "TWO_PLANS", "BESIDES", "TWICE", "APART_FROM_IT", "BESIDE", "NOTED", "FREE")
 
 
 @pytest.fixture
@@ -460,6 +461,21 @@ def test_a_task_asks_no_slow_model_again_that_proposed_nothing_valid(
         assert len(ASKED) == number
     run.refresh_from_db()
     assert (run.escalation_reason, run.waiting_for) == ("no_valid_proposal", "plan")
+
+
+def test_a_run_with_an_unknown_step_is_handed_back_as_uncertain_and_goes_on(
+    model: Any, clock: Any, passed: list[float]
+) -> None:
+    MODEL[:] = [slowly(passed, {"amount": 7})]
+    model.answers(OutcomeUnknown("no answer came"))
+    run = start("besides")
+    tasks.drain()
+    run.refresh_from_db()
+    assert (run.state, run.reason_code, len(model.calls)) == ("uncertain", "handed_back", 1)
+    tasks.drain()
+    assert len(model.calls) == 2
+    settle(clock)
+    assert Run.objects.get().state == "succeeded"
 
 
 def test_a_quick_decision_after_a_quick_one_is_made_in_one_go(model: Any, clock: Any, passed: list[float]) -> None:

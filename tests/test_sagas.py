@@ -332,6 +332,36 @@ def test_after_the_pivot_the_way_is_forward_only(sagas: Any, clock: Any) -> None
     assert not dict(_allowed(run))["compensate_run"]
 
 
+def test_a_step_whose_time_ends_while_it_waits_walks_back_and_its_undo_waits_for_a_person(
+    sagas: Any, clock: Any
+) -> None:
+    sagas.answers(applied("r-1"), DOWN, DOWN)
+    run = start("hasty")
+    settle(clock)
+    run.refresh_from_db()
+    assert states() == {"reserve": "succeeded", "ship": "failed_terminal", "undo:reserve": "failed_retryable"}
+    assert Operation.objects.get(step="ship").reason_code == "time_spent"
+    assert (run.state, run.escalation_reason, len(sagas.calls)) == (RunState.COMPENSATING, "undo_incomplete", 3)
+    undo = Operation.objects.get(step="undo:reserve")
+    assert undo.escalation_reason == "time_spent"
+    assert press(undo, "retry").verdict == "done"
+    settle(clock)
+    assert Run.objects.get().state == RunState.COMPENSATED
+
+
+def test_a_step_after_the_pivot_whose_time_ends_while_it_waits_calls_a_person(sagas: Any, clock: Any) -> None:
+    sagas.answers(applied("r-1"), applied("s-1"), DOWN)
+    run = start("hasty")
+    settle(clock)
+    run.refresh_from_db()
+    assert (run.state, run.escalation_reason, len(sagas.calls)) == (RunState.PENDING, "step_needs_person", 3)
+    tell = Operation.objects.get(step="tell")
+    assert (tell.state, tell.escalation_reason) == (State.FAILED_RETRYABLE, "time_spent")
+    assert press(tell, "retry").verdict == "done"
+    settle(clock)
+    assert Run.objects.get().state == RunState.SUCCEEDED
+
+
 def _offered(step: str, action: str) -> str:
     operation = Operation.objects.get(step=step)
     (preview,) = [each for each in actions.previews(operation, actor=OLGA) if each.action == action]
