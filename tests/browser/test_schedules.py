@@ -86,6 +86,24 @@ def test_enter_in_a_term_that_was_changed_after_its_times_were_shown_saves_nothi
     assert Job.objects.get().expression == "0 4 * * *"
 
 
+def test_one_of_several_missed_starts_is_picked_by_its_time(office, clock, signed_in, live_server):
+    daily = job(clock, missed="skip", zone="Asia/Tokyo")
+    clock.set(utc("2026-06-14T18:00"))
+    tick()
+    page = signed_in(cast.people()["op_ann"])
+    page.set_viewport_size({"width": 360, "height": 700})
+    page.goto(f"{live_server.url}/schedules/{daily.pk}")
+    form = page.locator("#act-fill")
+    form.locator("summary").click()
+    form.get_by_label("Which one").select_option(str(slots(daily)[0].pk))
+    form.get_by_label("Another of the same row").fill("2026-06-12T16:30")
+    form.get_by_label("Reason, for the audit log").fill("the desk asks for Friday")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    form.get_by_role("button", name="Run for this time").click()
+    page.get_by_text("Done.").wait_for()
+    assert Run.objects.get().workflow_id == "nightly@2026-06-12T07:30:00+00:00"
+
+
 @pytest.fixture
 def lived_in(office, clock):
     """Schedules with something of everything."""
