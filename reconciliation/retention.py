@@ -153,7 +153,7 @@ def _shreddable(limit: int) -> Iterator[tuple[Operation, ActionSpec]]:
         if spec.shred_after is None:
             continue
         rows = Operation.objects.filter(
-            provider=provider, action=action, state__in=TERMINAL, escalated_at__isnull=True,
+            provider=provider, action=action, state__in=TERMINAL, escalated_at__isnull=True, due_at__isnull=True,
             settled_at__lt=now - spec.shred_after, shredded_at__isnull=True,
         )  # fmt: skip
         known = rows.exclude(run__settled_at__isnull=True, run__isnull=False).exclude(_UNKNOWN)

@@ -6,18 +6,30 @@ import threading
 import time
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import time_machine
 from django.db import connections
 
 from audit.models import Entry
-from reconciliation import executor, fence, reconciler, restore, retention, sweeping, timekeeping, transition, watch
+from reconciliation import (
+    executor,
+    fence,
+    limits,
+    reconciler,
+    restore,
+    retention,
+    sweeping,
+    timekeeping,
+    transition,
+    watch,
+)
 from reconciliation.executor import perform
 from reconciliation.models import Clock, Limit, Operation, Signal, Tombstone
 from reconciliation.pressing import Verdict
 from reconciliation.providers.base import OutcomeUnknown
-from reconciliation.states import ApprovalState
+from reconciliation.states import ApprovalState, State
 from tests.backups import Backup
 from tests.scripted import AGENT, OLGA, absent, order, row
 from tests.test_approvals import ANN, CLEO, ROOT, asked, do, press, the, unknown
@@ -276,6 +288,26 @@ def test_nothing_is_pruned_because_the_clock_was_set_forward(clerk, clock, monke
     looks()
     retention.tend()
     assert not Operation.objects.filter(pk=pk).exists()
+
+
+def test_a_window_of_a_limit_is_not_over_because_the_clock_was_set_forward(clerk, clock, monkeypatch):
+    sums = {"kind": "amount", "provider": "clerk", "currency": "USD", "most": 5_000, "window_seconds": DAY}
+    limits.set_limit(limits.Wanted(**sums), actor=OLGA, reason="no more", token=uuid4())
+
+    def pays(number):
+        outcome = perform(order(workflow_id=f"w{number}", business_object=f"order-{number}"), actor=AGENT)
+        return outcome.state, outcome.reason_code
+
+    assert pays(1) == (State.SUCCEEDED, "receipt")
+    clock.jump(3 * DAY)
+    assert looks() > 2 * DAY
+    retention.tend()
+    assert pays(2) == (State.READY, "limit_amount")
+    held = Operation.objects.get(workflow_id="w2")
+    assert held.due_at - transition.database_now() > timedelta(minutes=50), "it is not asked for again every second"
+    time_passes(monkeypatch, clock, DAY + 60)
+    looks()
+    assert pays(3) == (State.SUCCEEDED, "receipt")
 
 
 def test_a_tombstone_is_not_forgotten_because_the_clock_was_set_forward(clerk, clock, monkeypatch):

@@ -166,6 +166,14 @@ def test_what_a_person_must_look_at_is_not_shredded(settled: Any, cleaner: Any) 
     assert shredded(operation) == "escalated"
 
 
+def test_what_is_to_be_looked_at_once_more_is_not_shredded(settled: Any, cleaner: Any) -> None:
+    operation = settled()
+    column(cleaner, operation, "due_at = aftercall_now()")
+    assert shredded(operation) == "due"
+    column(cleaner, operation, "due_at = NULL")
+    assert shredded(operation) == "shredded"
+
+
 def test_what_was_stopped_while_nobody_knew_is_not_shredded(settled: Any) -> None:
     stopped = cast._move(settled("ambiguous"), "terminated", {}, "terminated")
     assert row(stopped.pk).unknown_attempts

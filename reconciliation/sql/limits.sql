@@ -20,6 +20,8 @@ DECLARE
     v_sum numeric;
     v_oldest timestamptz;
     v_now timestamptz;
+    v_from timestamptz;
+    v_forward timestamptz := (SELECT c.forward_at FROM reconciliation_clock c);
 BEGIN
     FOR v_limit IN
         SELECT * FROM reconciliation_limit l
@@ -56,12 +58,15 @@ BEGIN
             CONTINUE;
         END IF;
         -- A rate counts attempts; an amount counts an operation once, however often it is tried. One below 0 makes no
-        -- room: it may be a mistake, and nobody knows that it takes back what was counted.
+        -- room: it may be a mistake, and nobody knows that it takes back what was counted. Nor does a clock that was
+        -- set forward: what was counted before that counts for one more window.
+        v_from := v_now - v_limit.window_seconds * interval '1 second';
+        v_from := CASE WHEN v_forward > v_from THEN '-infinity' ELSE v_from END;
         SELECT CASE v_limit.kind WHEN 'rate' THEN count(*) + 1
                     ELSE coalesce(sum(greatest(u.amount_minor, 0)) FILTER (WHERE u.operation_id <> p_op.id), 0)
-                         + greatest(p_op.amount_minor, 0) END, min(u.at)
+                         + greatest(p_op.amount_minor, 0) END, min(greatest(u.at, v_forward))
           INTO v_sum, v_oldest FROM reconciliation_limituse u
-         WHERE u.limit_id = v_limit.id AND u.at > v_now - v_limit.window_seconds * interval '1 second';
+         WHERE u.limit_id = v_limit.id AND u.at > v_from;
         IF v_sum > v_limit.most THEN
             code := 'limit_' || v_limit.kind;
             -- Room comes when the oldest leaves the window. What is larger than the whole window waits for a person.

@@ -178,6 +178,8 @@ BEGIN
         RETURN 'escalated';
     ELSIF v_op.unknown_attempts <> '{}' AND v_op.state <> 'succeeded' THEN
         RETURN 'unknown';
+    ELSIF v_op.due_at IS NOT NULL THEN
+        RETURN 'due';  -- a late report of it is looked into, by its request
     ELSIF v_op.settled_at > aftercall_now() - p_after * interval '1 second' THEN
         RETURN 'young';
     ELSIF EXISTS (SELECT 1 FROM reconciliation_run r WHERE r.id = v_op.run_id AND r.settled_at IS NULL) THEN
@@ -268,7 +270,8 @@ DECLARE
 BEGIN
     DELETE FROM reconciliation_limituse u WHERE u.id IN (
         SELECT d.id FROM reconciliation_limituse d JOIN reconciliation_limit l ON l.id = d.limit_id
-         WHERE d.at < aftercall_now() - l.window_seconds * interval '1 second' OR l.lifted_at IS NOT NULL
+         WHERE d.at < aftercall_now() - l.window_seconds * interval '1 second'
+           AND ledger_passed(d.at) >= l.window_seconds * interval '1 second' OR l.lifted_at IS NOT NULL
          LIMIT p_limit FOR UPDATE OF d SKIP LOCKED);
     GET DIAGNOSTICS v_count = ROW_COUNT;
     RETURN v_count;
