@@ -66,7 +66,7 @@ def _second_persons(operation: Operation | None, run: Run | None, limit: Mapping
     asked = Approval.objects.filter(**({"operation": operation} if operation else {"run": run})).exclude(action="")
     subjects = [str(each.subject) for each in asked.order_by("-id")[:REQUESTS]]
     decided = Entry.objects.filter(subject__in=subjects, **limit).order_by("-at").prefetch_related("openings")
-    return [replace(told, text=f"Approval {pk}. {told.text}") for pk, told in map(_of_approval, decided[: SIZE + 1])]
+    return [replace(told, text=f"Approval {pk}: {told.text}") for pk, told in map(_of_approval, decided[: SIZE + 1])]
 
 
 def _of_approval(entry: Entry) -> tuple[str, Moment]:

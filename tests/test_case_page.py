@@ -496,7 +496,7 @@ def test_a_request_for_a_second_person_stands_on_the_case_after_a_reload(ann):
     page = ann.get(f"/operations/{case.pk}")
     assert "Send again is asked for by op_ann: another person decides, until " in text(page)
     assert f'href="/approvals/{approval.pk}"' in page.content.decode()
-    assert f"Approval {approval.pk}. " in text(page)
+    assert f"Approval {approval.pk}: " in text(page)
     assert "The customer waits." in text(page)
 
 

@@ -404,6 +404,9 @@ def test_switching_off_and_on_and_a_stale_press(who, clock):
     daily = job(clock)
     browser = cast.client(who["op_ann"])
     assert "It is off" in text(press(browser, daily, "disable"))
+    off = browser.get(f"/schedules/{daily.pk}")
+    assert "No time is expected of it, and none was left out. Possible once it is on." in text(off)
+    assert 'name="slot"' not in off.content.decode()
     assert press(browser, daily, "enable", version=1).status_code == 409
     assert "Next run at" in text(press(browser, daily, "enable"))
 
