@@ -90,6 +90,7 @@ class Intent:
     spent_is_final: bool = True  # False: a spent budget waits for a person instead of failing
     consent: Consent | None = None  # whether, and under which policy, a person must agree before it is sent
     owners: tuple[str, ...] = ()  # who owns and who made the token that asks: they never approve it
+    reason: str = ""  # why a person asks for it, for the audit log and for who must agree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +245,7 @@ def claim_new(
             actor,
             after={**after, **once},
             observed=[_attempt_starts(spec, attempt=1, generation=1)],
-            fact=actor.fact("claimed", on_behalf_of=intent.on_behalf_of, attempt=1),
+            fact=actor.fact("claimed", reason=intent.reason, on_behalf_of=intent.on_behalf_of, attempt=1),
         ),
     )
     if moved is None:

@@ -56,6 +56,7 @@ def request(
     on_behalf_of: str,
     owners: Iterable[str] = (),
     seen: tuple[str, str] = ("", ""),
+    reason: str = "",
 ) -> Json:
     """What is asked of a person before an operation is sent (the columns of an Approval)."""
     return {
@@ -66,6 +67,7 @@ def request(
         "forbidden": forbidden(requested_by, on_behalf_of, *owners),
         "seen_shown": seen[0],
         "seen_sealed": seen[1],
+        "reason": reason,
     }
 
 
@@ -150,17 +152,18 @@ def again(last: Approval, *, stored: str, seen: tuple[str, str], never: Iterable
         requested_by=last.requested_by,
         on_behalf_of=last.on_behalf_of,
         seen=seen,
+        reason=last.reason,
     )
     return {**asked, "forbidden": sorted({*last.forbidden, *never})}
 
 
-def anew(operation: Operation, *, requester: str, never: Iterable[str]) -> Json:
+def anew(operation: Operation, *, requester: str, never: Iterable[str], reason: str) -> Json:
     """The request for consent to a new intent with the same request: who asks for it may not approve it either."""
     last, provider = newest(operation), registry.provider(operation.provider)
     assert last is not None
     shown = registry.spec(operation.provider, operation.action).shown
     asked = again(last, stored=operation.consent, seen=kept(look(provider, call_of(operation)), shown), never=never)
-    return {**asked, "requested_by": requester}
+    return {**asked, "requested_by": requester, "reason": reason}
 
 
 def ask_again(operation: Operation, *, actor: Actor) -> None:

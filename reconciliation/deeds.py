@@ -234,7 +234,7 @@ def new_intent(operation: Operation, press: Pressed, actor: Actor) -> str:
 def compensate(operation: Operation, press: Pressed, actor: Actor) -> str:
     """Reverse it by a new operation."""
     try:
-        outcome = intents.compensate(operation, actor=actor)
+        outcome = intents.compensate(operation, actor=actor, reason=press.reason)
     except (intents.NoIntent, reconciler.CannotLookUp) as refusal:
         raise NotAllowed(str(refusal)) from refusal
     after = Operation.objects.get(pk=outcome.pk)

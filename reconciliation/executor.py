@@ -154,13 +154,14 @@ def _record_and_ask(
         record(
             {**row, "state": State.AWAITING_APPROVAL, "consent": stored, "reason_code": "approval_requested"},
             intent, actor,
-            fact=actor.fact("approval_requested", on_behalf_of=intent.on_behalf_of),
+            fact=actor.fact("approval_requested", reason=intent.reason, on_behalf_of=intent.on_behalf_of),
             ask=consent.request(
                 fingerprint=row["fingerprint"],
                 stored=stored,
                 requested_by=intent.requested_by or actor.id,
                 on_behalf_of=intent.on_behalf_of,
                 owners=intent.owners,
+                reason=intent.reason,
                 seen=consent.kept(consent.look(provider, call), spec.shown),
             ),
         )  # fmt: skip
@@ -181,7 +182,9 @@ def _wait_for_room(row: Mapping[str, Any], intent: Intent, limited: transition.L
         {**row, **held, **marked, "state": State.READY}, intent, actor,
         after={"escalated_at": 0} if for_good else {"due_at": limited.wait or 0},
         observed=[Observed(kind="held_back", data={"code": limited.code, "limit": limited.limit_id})],
-        fact=actor.fact(limited.code, on_behalf_of=intent.on_behalf_of, limit=limited.limit_id),
+        fact=actor.fact(
+            limited.code, reason=intent.reason, on_behalf_of=intent.on_behalf_of, limit=limited.limit_id
+        ),
     )  # fmt: skip
     if moved is None:
         return _submitted_before(row, intent, actor)
@@ -195,7 +198,7 @@ def _look_first(row: Mapping[str, Any], intent: Intent, limited: transition.Limi
     with transaction.atomic(using=transition.ALIAS):
         moved = record(
             {**row, "state": State.READY, "reason_code": limited.code}, intent, actor, after={"due_at": 0},
-            fact=actor.fact(limited.code, on_behalf_of=intent.on_behalf_of),
+            fact=actor.fact(limited.code, reason=intent.reason, on_behalf_of=intent.on_behalf_of),
         )  # fmt: skip
         if moved is not None:
             lost_time.look_first(Operation.objects.get(pk=moved.pk))
@@ -418,7 +421,7 @@ def _go_on(operation: Operation, intent: Intent, actor: Actor) -> Outcome:
     if operation.due_at is None:
         return _told(operation, actor)
     try:
-        return attempt_again(operation, actor=actor, held=intent.held)
+        return attempt_again(operation, actor=actor, reason=intent.reason, held=intent.held)
     except transition.Limited:  # on record already, once for each limit
         return stored_outcome(Operation.objects.get(pk=operation.pk))
     except (transition.NotDue, transition.StaleVersion, transition.NotInTable, *MAY_NOT_SEND, *UNCONSENTED):

@@ -94,7 +94,9 @@ def next_version(
         },
         after={} if asks else {"due_at": 0},
         observed=[],
-        ask=consent.anew(operation, requester=intent.requested_by, never=never or consent.names(actor))
+        ask=consent.anew(
+            operation, requester=intent.requested_by, never=never or consent.names(actor), reason=reason
+        )
         if asks
         else None,
         fact=actor.fact("new_intent", reason=reason, after=operation.pk, **consent.both(use)),
@@ -161,8 +163,9 @@ def undo_step(operation: Operation) -> Step | None:
     return step if isinstance(step, Step) and step.undo is not None else None
 
 
-def compensate(operation: Operation, *, actor: Actor) -> Outcome:
-    """Reverse one applied operation by a new one, after a look that it still stands (rule 7).
+def compensate(operation: Operation, *, actor: Actor, reason: str) -> Outcome:
+    """Reverse one applied operation by a new one, after a look that it still stands (rule 7). The reason stands in the
+    audit log with its birth, and on the request where somebody must agree to it.
 
     Raises NoIntent with why not, and what perform() raises.
     """
@@ -173,7 +176,7 @@ def compensate(operation: Operation, *, actor: Actor) -> Outcome:
     _check_it_stands(operation, actor)
     progress = Progress.of(Run.objects.get(pk=run.pk), registry.workflow(run.workflow_type, run.workflow_version))
     intent = _after_a_failed_one(_built(progress, step), operation)
-    return executor.perform(_asked_by(intent, operation, actor), actor=actor)
+    return executor.perform(replace(_asked_by(intent, operation, actor), reason=reason), actor=actor)
 
 
 def _built(progress: Progress, step: Step) -> Intent:

@@ -283,6 +283,18 @@ def test_one_effect_is_reversed_only_after_another_person_agreed_to_exactly_that
     assert (row(undo.pk).state, guarded.effects.count(undo.key)) == ("succeeded", 1)
 
 
+def test_why_an_effect_is_reversed_is_read_by_who_must_agree_and_stands_in_the_audit_log(guarded, clock):
+    charge = charged(guarded, clock)
+    do(charge, "compensate", ANN)
+    undo, request = Operation.objects.get(undo_of=charge), Approval.objects.get()
+    born = Entry.objects.get(subject=str(undo.subject), seq=1)
+    assert (born.actor, born.told("reason"), request.reason) == (ANN.id, BECAUSE, BECAUSE)
+    clock.set(request.expires_at)
+    settle(clock)
+    do(undo, "new_intent", ROOT)
+    assert Approval.objects.latest("id").reason == BECAUSE
+
+
 def test_whose_agent_did_it_does_not_agree_to_its_reversal_through_either_door(guarded, clock):
     agent = Actor(id="agent:desk", kind="agent", owners=(CLEO.id,))
     guarded.answers(applied("r-1"), DOWN)

@@ -126,6 +126,7 @@ def test_an_undo_that_a_person_asked_for_after_the_end_is_retried_by_itself(saga
     settle(clock)
     undo = Operation.objects.get(undo_of=charge)
     assert (undo.state, undo.attempts, sagas.effects.count(undo.key)) == (State.SUCCEEDED, 2, 1)
+    assert Entry.objects.get(subject=str(undo.subject), seq=1).told("reason") == "as agreed"
     run.refresh_from_db()
     assert run.state == RunState.SUCCEEDED
 
