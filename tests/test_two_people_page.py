@@ -66,9 +66,9 @@ def test_less_is_in_force_at_once(ann, standing):
     assert not Approval.objects.exists()
 
 
-@pytest.mark.parametrize(("most", "status"), [("", 422), ("100000", 422), ("0", 400), ("9" * 20, 400), ("many", 400)])
-def test_a_number_that_cannot_be_is_said(ann, standing, most, status):
-    assert change(ann, standing, most=most).status_code == status
+@pytest.mark.parametrize("most", ["", "100000", "0", "9" * 20, "many"])
+def test_a_number_that_cannot_be_is_said(ann, standing, most):
+    assert change(ann, standing, most=most).status_code == 422
     assert Limit.objects.get().most == 100_000
 
 
