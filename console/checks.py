@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -184,7 +185,9 @@ def time_to_propose() -> list[CheckMessage]:
         )
         for workflow in workflows
         for step in workflow.steps
-        if isinstance(step, Choice) and (longest := leases.of_step(step)) + PER_TASK_SLACK > most
+        if isinstance(step, Choice)
+        and isinstance(step.timeout, timedelta)  # else reconciliation.E003 says so
+        and (longest := leases.of_step(step)) + PER_TASK_SLACK > most
     ]
 
 

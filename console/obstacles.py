@@ -38,7 +38,7 @@ def obstacles(progress: Progress) -> list[Obstacle]:
 
 
 def _stuck_undos(progress: Progress) -> list[Obstacle]:
-    found = [_unknown_step(operation) for operation in progress.unknown]
+    found = [_unknown_step(operation) for operation in (*progress.unknown, *progress.given_up)]
     if progress.run.escalation_reason == "pivot_applied":
         return [Obstacle(_sentence("pivot_applied", ""))]
     for step in progress.to_undo():
@@ -129,6 +129,8 @@ def _help(operation: Operation) -> str:
     """What a person can do about a step with which automation has stopped."""
     if operation.state == State.FAILED_TERMINAL:
         return "Open it to try again as a new intent."
+    if operation.state == State.TERMINATED and operation.unknown_attempts:
+        return "Open it to look it up; what nobody can find out leaves a cancel of the run."
     if operation.escalated_at is None:
         return ""
     ways = {

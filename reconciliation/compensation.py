@@ -57,6 +57,10 @@ def walk_back(run: Run, workflow: Workflow, lease: Held) -> None:
         progress = Progress.of(Run.objects.get(pk=run.pk), workflow)
         if progress.unknown:
             return _find_out_first(progress, lease)
+        if progress.given_up:  # what may stand is not undone by leaving it out
+            return leases.stop(
+                run, lease, step=progress.given_up[0].step, reason="step_terminated", to=RunState.COMPENSATING
+            )
         if progress.pivoted and progress.to_undo():  # it was found after all, since this way was taken
             return leases.stop(run, lease, step="", reason="pivot_applied", to=RunState.COMPENSATING)
         ready = [step for step in progress.undoable() if step.name not in tried and may_start(progress, step)]

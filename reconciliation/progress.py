@@ -82,6 +82,11 @@ class Progress:
         return self.in_state(State.PENDING, State.AMBIGUOUS)
 
     @property
+    def given_up(self) -> list[Operation]:
+        """Steps that a person stopped while nobody knew whether they were applied."""
+        return [operation for operation in self.in_state(State.TERMINATED) if operation.unknown_attempts]
+
+    @property
     def waiting(self) -> list[Operation]:
         """Steps that wait for their time, for a repair or for a person's consent."""
         return self.in_state(State.READY, State.FAILED_RETRYABLE, State.AWAITING_APPROVAL)

@@ -156,6 +156,11 @@ def _stays_stuck(run: Run) -> str:
         progress = Progress.of(run, registry.workflow(run.workflow_type, run.workflow_version))
     except registry.Unregistered:
         return ""
+    if given_up := progress.given_up:
+        return (
+            f"It would stop again at once: {given_up[0].step} was stopped by a person while nobody knew whether it was "
+            "applied. Look it up on its page, or cancel the run."
+        )
     left = progress.to_undo()
     if left and progress.pivoted:
         return "The pivot was applied: the way is forward only. Cancel the run; single steps can be compensated then."

@@ -208,9 +208,17 @@ def test_a_choice_that_may_take_longer_than_the_queue_lets_a_task_is_refused_at_
     assert checks.time_to_propose() == []
 
 
+def test_a_time_to_propose_that_is_no_timedelta_leaves_the_checks_at_start_to_the_one_that_says_so(
+    monkeypatch: Any,
+) -> None:
+    hurried = flow("hurried", replace(PLAN, timeout=120), PAY)
+    monkeypatch.setattr(registry, "workflows", lambda: {("hurried", 1): hurried})
+    assert checks.time_to_propose() == []
+
+
 def test_a_choice_without_time_to_propose_is_refused() -> None:
     told = list(problems(flow("hurried", replace(PLAN, timeout=timedelta(0)), PAY), lambda *_: None))
-    assert "choice 'plan' has no time to propose; timeout must be above 0" in told
+    assert "choice 'plan' has no time to propose; timeout must be a timedelta above 0" in told
 
 
 # What is refused is kept, and told without the model's own words

@@ -363,6 +363,35 @@ def test_a_run_that_walks_back_undoes_nothing_while_a_step_of_it_is_unknown_agai
     assert [clerk.effects.count(undo.key) for undo in undos] == [1, 1]
 
 
+def test_a_run_is_not_called_undone_whose_step_was_given_up_while_it_was_unknown(
+    clerk: Clerk, clock: Clock, backup: Any, settings: Any
+) -> None:
+    settings.AFTERCALL_WORKFLOWS = ["tests.saga_workflows.SAGA"]
+    registry.forget()
+    clerk.answers(applied("r-1"), applied("c-1"), Rejected("no", status=402))
+    run = start("saga")
+    sweeping.sweep()
+    restored(backup())
+    ship = Operation.objects.get(step="ship")
+    clerk.sees(cannot_tell())
+    do(ship, "terminate", OLGA)
+    settle(clock, seconds=60)
+    run.refresh_from_db()
+    assert (run.state, run.waiting_for, run.escalation_reason) == ("compensating", "ship", "step_terminated")
+    assert not Operation.objects.filter(step__startswith="undo:", attempts__gt=0).exists()
+    assert "what nobody can find out leaves a cancel" in saga(run).obstacles[0].help
+    assert "ship was stopped by a person while nobody knew" in do(run, "resume", OLGA).message
+    clerk.sees(absent())
+    while ship.unknown_attempts:
+        clock.advance(60)
+        do(ship, "look_up", OLGA)
+        ship.refresh_from_db()
+    do(run, "resume", OLGA)
+    settle(clock, seconds=60)
+    run.refresh_from_db()
+    assert run.state == "compensated"
+
+
 def test_no_schedule_is_decided_or_started(clerk: Clerk, clock: Clock, backup: Any, timed: Any) -> None:
     job = timetable.job(at=datetime(2026, 3, 1, 10, 0, 30, tzinfo=UTC), clock=clock)
     lose(backup())
