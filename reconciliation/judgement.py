@@ -21,7 +21,7 @@ from .transition import unmarked
 # These stand where a finding would, of what was not asked, so that nothing of it is evidence.
 NOBODY_TO_ASK = Finding(verdict=Verdict.CANNOT_TELL, source=Source.BY_KEY, note="this provider has no look-up")
 ASKED_FOR_TIME = Finding(verdict=Verdict.CANNOT_TELL, source=Source.BY_KEY, note="the provider asked for time")
-NOT_ASKED = {id(NOBODY_TO_ASK): "nobody_to_ask", id(ASKED_FOR_TIME): "asked_for_time"}
+NOT_ASKED = ((NOBODY_TO_ASK, "nobody_to_ask"), (ASKED_FOR_TIME, "asked_for_time"))
 SIGHTINGS = frozenset({Verdict.FOUND, Verdict.REMOVED, Verdict.SEVERAL, Verdict.MISMATCH, Verdict.IN_PROGRESS})
 TO_A_PERSON = {
     Verdict.REMOVED: "removed_since",
@@ -69,7 +69,12 @@ class Evidence:
     @property
     def asked(self) -> bool:
         """Whether somebody was asked, or told by himself."""
-        return id(self.finding) not in NOT_ASKED
+        return not self.why_not_asked
+
+    @property
+    def why_not_asked(self) -> str:
+        """The code of why nobody was asked, or nothing."""
+        return next((code for stand_in, code in NOT_ASKED if self.finding is stand_in), "")
 
     @property
     def cap(self) -> str:
@@ -114,7 +119,7 @@ def judge(evidence: Evidence) -> Judgement:
         return to_a_person(evidence, TO_A_PERSON[finding.verdict])
     if finding.verdict is Verdict.ABSENT:
         return _judge_absent(evidence)
-    return _look_again(evidence, NOT_ASKED.get(id(finding), f"look_up_{finding.verdict}"))
+    return _look_again(evidence, evidence.why_not_asked or f"look_up_{finding.verdict}")
 
 
 def _judge_found(evidence: Evidence) -> Judgement:

@@ -334,14 +334,20 @@ def test_no_undo_is_sent(clerk: Clerk, backup: Any, settings: Any) -> None:
     assert len(clerk.calls) == sent
 
 
-def test_a_run_that_walks_back_undoes_nothing_while_a_step_of_it_is_unknown_again(
-    clerk: Clerk, clock: Clock, backup: Any, settings: Any
-) -> None:
+def walks_back(clerk: Clerk, settings: Any) -> Run:
+    """A run whose pivot was refused, so that two steps are to be undone."""
     settings.AFTERCALL_WORKFLOWS = ["tests.saga_workflows.SAGA"]
     registry.forget()
     clerk.answers(applied("r-1"), applied("c-1"), Rejected("no", status=402))
     run = start("saga")
     sweeping.sweep()
+    return run
+
+
+def test_a_run_that_walks_back_undoes_nothing_while_a_step_of_it_is_unknown_again(
+    clerk: Clerk, clock: Clock, backup: Any, settings: Any
+) -> None:
+    run = walks_back(clerk, settings)
     run.refresh_from_db()
     assert run.state == "compensating"
     restored(backup())
@@ -366,11 +372,7 @@ def test_a_run_that_walks_back_undoes_nothing_while_a_step_of_it_is_unknown_agai
 def test_a_run_is_not_called_undone_whose_step_was_given_up_while_it_was_unknown(
     clerk: Clerk, clock: Clock, backup: Any, settings: Any
 ) -> None:
-    settings.AFTERCALL_WORKFLOWS = ["tests.saga_workflows.SAGA"]
-    registry.forget()
-    clerk.answers(applied("r-1"), applied("c-1"), Rejected("no", status=402))
-    run = start("saga")
-    sweeping.sweep()
+    run = walks_back(clerk, settings)
     restored(backup())
     ship = Operation.objects.get(step="ship")
     clerk.sees(cannot_tell())
