@@ -90,6 +90,17 @@ def test_a_run_that_has_not_begun_shows_its_steps_the_pivot_and_what_cannot_be_u
         assert (f"{step.name} (" in told) == (step.undo is None)
 
 
+def test_who_asked_for_a_run_and_its_steps_is_named_to_those_who_may_see_who_decides(desk):
+    who = cast.people()
+    bob = Actor(id=f"person:{who['op_bob'].pk}", kind="person", name="op_bob")
+    run = runs.start("damaged_item", tenant="t_acme", workflow_id="T-78", input=CLAIM, actor=bob)
+    runs.advance(run.pk)
+    pages = (f"/runs/{run.pk}", f"/operations/{Operation.objects.filter(run=run).first().pk}")
+    for page in pages:
+        assert "Requested by op_bob" in text(cast.client(who["op_ann"]).get(page))
+        assert f"Requested by {bob.id}" in text(cast.client(who["vi_eve"]).get(page))
+
+
 def test_a_compensated_run_shows_each_undo_beside_its_step_and_what_was_undone(ann, desk, clock):
     desk.pay.fault("reject", order="1002", status=422)
     run = claim()

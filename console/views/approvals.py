@@ -229,9 +229,16 @@ def standing(subject: second_person.Subject) -> list[tuple[Approval, str, str]]:
     return [(each, people.get(each.requested_by, ""), people.get(each.decided_by, "")) for each in found]
 
 
-def asked_by(approval: Approval, people: dict[str, str]) -> str:
+def requested_by(row: Operation | Run, *, with_names: bool) -> str:
+    """Who asked for an operation or a run, and for whom; `with_names`: whether the reader may see who decides here."""
+    names = [name for name in (row.requested_by, row.on_behalf_of) if name]
+    people = people_of(name for name in names if name.startswith("person:")) if with_names else {}
+    return asked_by(row, {name: people.get(name, name) for name in names})
+
+
+def asked_by(row: Approval | Operation | Run, people: dict[str, str]) -> str:
     """Who asked, and for whom."""
-    who, whom = people.get(approval.requested_by, ""), people.get(approval.on_behalf_of, "")
+    who, whom = people.get(row.requested_by, ""), people.get(row.on_behalf_of, "")
     return f"{who} for {whom}" if whom and whom != who else who
 
 

@@ -70,6 +70,7 @@ def _facts(request: HttpRequest, operation: Operation, actor: Actor) -> dict[str
         "deadlines": [_Deadline(each, now) for each in case_wording.deadlines(operation, spec)],
         "story": story_page,
         "may_read_audit": may_read,
+        "requested_by": approvals.requested_by(operation, with_names=may_read),
         "panel": pressing.panel(operation, actor=actor),
         "act_url": reverse("case_act", args=[operation.pk]),
         "tenants": access.tenants_of(request),

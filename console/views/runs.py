@@ -142,6 +142,7 @@ def _facts(request: HttpRequest, run: Run, actor: Actor) -> dict[str, Any]:
         "lede": run_wording.run_lede(run, drawn.operations),
         "story": story(moment_of(request), run=run, with_audit=may_read),
         "may_read_audit": may_read,
+        "requested_by": approvals.requested_by(run, with_names=may_read),
         "panel": pressing.panel(run, actor=actor),
         "act_url": reverse("run_act", args=[run.pk]),
         "tenants": access.tenants_of(request),
