@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django_q.models import OrmQ
 
-from reconciliation import publishing, watch
+from reconciliation import fence_wording, publishing, watch
 from reconciliation.models import Operation, Run, Signal, Tick, Worker
 from reconciliation.transition import database_now
 from reconciliation.wording import duration
@@ -40,12 +40,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Told:
-    """A signal, what it means, its subject for people, and the page of that ("" where it has none)."""
+    """A signal, what it means, its subject and detail for people, and the page of that ("" where it has none)."""
 
     signal: Signal
     title: str
     subject: str
     url: str
+    detail: str
 
 
 _PAGES = {"operation": "case", "run": "run", "approval": "approval", "job": "schedule"}
@@ -54,12 +55,20 @@ _PAGES = {"operation": "case", "run": "run", "approval": "approval", "job": "sch
 def signals(tenants: list[str]) -> list[Told]:
     """What is open and concerns these tenants or everybody, oldest first."""
     rows = Signal.objects.filter(cleared_at__isnull=True, tenant__in=["", *tenants]).order_by("since")[:MOST]
-    return [Told(row, watch.title(row.kind), _subject(row), _url(row)) for row in rows]
+    return [Told(row, watch.title(row.kind), _subject(row), _url(row), _detail(row)) for row in rows]
 
 
 def _subject(row: Signal) -> str:
     """The row that counts what is not shown by itself stands for many."""
-    return "others" if row.subject.startswith("more:") else row.subject
+    kind = row.subject.partition(":")[0]
+    return {"more": "others", "fence": "this ledger"}.get(kind, row.subject)
+
+
+def _detail(row: Signal) -> str:
+    """The fence's is a code and what it made unknown."""
+    code, comma, marked = row.detail.partition(", ")
+    known = fence_wording.SHORT.get(code) if row.kind == "restored" else None
+    return f"{known.removesuffix('.')}{comma}{marked}" if known else row.detail
 
 
 def _url(row: Signal) -> str:

@@ -17,7 +17,7 @@ from django.test import Client
 
 from console import access
 from console.models import Tenant
-from reconciliation import anchor, fence, restore
+from reconciliation import anchor, fence, restore, watch
 from reconciliation.models import Limit, RestoreFence
 from tests import cast, database
 from tests.backups import Backup
@@ -76,6 +76,17 @@ def test_the_first_page_after_a_restore_says_so_and_so_does_every_other(behind: 
                  f"/operations/{behind.pk}", "/stops", "/nowhere"):  # fmt: skip
         told = text(ann.get(page))
         assert "Nothing is sent: this ledger was restored and has forgotten what was done" in told, page
+
+
+def test_the_signal_of_it_says_why_in_words(behind: Any, ann: Client) -> None:
+    ann.get("/")
+    watch.look()
+    told = text(ann.get("/health"))
+    assert re.search(
+        r"this ledger was restored and has forgotten what was done after its backup, \d+ unknown by it", told
+    )
+    assert "fence:" not in told
+    assert "behind," not in told
 
 
 def test_the_page_says_what_was_found_and_how_far_behind_it_is(behind: Any, ann: Client) -> None:
