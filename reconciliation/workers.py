@@ -108,7 +108,7 @@ def me(role: str = "") -> str:
 
 def _register(pid: int, role: str) -> str:
     place = Place.here()
-    name = f"{role}:{place.host[:40]}.{pid}.{uuid4().hex[:6]}"
+    name = f"{role}:{place.host[:40]}.{pid}.{uuid4().hex[:12]}"
     with connections[ALIAS].cursor() as cursor:
         cursor.execute(
             "INSERT INTO reconciliation_worker (name, role, host, boot_id, pid_namespace, pid, pid_started, started_at,"
