@@ -105,6 +105,7 @@ def choose(folder: Path) -> None:
         "DJANGO_SETTINGS_MODULE": "console.settings",
         "AFTERCALL_VAR": str(folder),
         "AFTERCALL_LOG_LEVEL": "CRITICAL",
+        "AFTERCALL_MASS_LIMIT": "1000000",  # workers that do nothing else pass what would be a mishap in a deployment
         "AFTERCALL_PROVIDERS": f"{providers or ORDER_DESK_PROVIDERS},drill.book.DESK",
         "AFTERCALL_WORKFLOWS": f"{workflows or ORDER_DESK},drill.flows.CONSENTED,drill.flows.WITH_RECORD",
     }

@@ -157,11 +157,13 @@ def _in_flight(folder: Path, *, before: datetime) -> int:
     return int(row[0])
 
 
-def too_little(*, kills: int, acknowledged: int, left: Sequence[int], astray: Sequence[str]) -> list[str]:
-    """Why these kills tell nothing: little was acknowledged, or nothing was hit; and errors of another kind."""
+def too_little(*, kills: int, acknowledged: int, effects: int, left: Sequence[int], astray: Sequence[str]) -> list[str]:
+    """Why these kills tell nothing: little was acknowledged or done, or nothing was hit; and errors of another kind."""
     problems = [f"an error that no killed database explains: {one}" for one in astray]
     if acknowledged < kills:
         problems.append(f"{acknowledged} acknowledged under {kills} kills: too few to have lost one")
+    if effects < acknowledged / 2:
+        problems.append(f"{effects} effects of {acknowledged} acknowledged: most were never sent")
     if not any(left):
         problems.append(f"after none of {kills} kills was anything pending or ambiguous: none hit anything")
     return problems
@@ -169,7 +171,9 @@ def too_little(*, kills: int, acknowledged: int, left: Sequence[int], astray: Se
 
 def _compare(folder: Path, crew: Crew, world: World, left: list[int]) -> Told:
     pulled, kills = place.Place(folder, place.template()), len(left)
-    problems = too_little(kills=kills, acknowledged=len(crew.told), left=left, astray=crew.astray)
+    problems = too_little(
+        kills=kills, acknowledged=len(crew.told), effects=len(world.effects), left=left, astray=crew.astray
+    )
     rows = {o.workflow_id: o for o in Operation.objects.filter(workflow_type="pulled")}
     for name, state in crew.told.items():
         row = rows.get(name)

@@ -22,15 +22,19 @@ from tests.source import ROOT
 
 
 def test_kills_under_which_enough_was_acknowledged_and_something_was_hit_tell_something() -> None:
-    assert pulled.too_little(kills=3, acknowledged=3, left=[0, 2, 0], astray=[]) == []
+    assert pulled.too_little(kills=3, acknowledged=3, effects=2, left=[0, 2, 0], astray=[]) == []
 
 
 @pytest.mark.parametrize(
-    ("left", "acknowledged", "told"),
-    [([0, 2, 0], 2, "2 acknowledged under 3 kills"), ([0, 0, 0], 9, "none hit anything")],
+    ("left", "acknowledged", "effects", "told"),
+    [
+        ([0, 2, 0], 2, 2, "2 acknowledged under 3 kills"),
+        ([0, 0, 0], 9, 9, "none hit anything"),
+        ([0, 2, 0], 9, 4, "4 effects of 9 acknowledged: most were never sent"),
+    ],
 )
-def test_kills_that_tell_nothing_fail(left: list[int], acknowledged: int, told: str) -> None:
-    (problem,) = pulled.too_little(kills=3, acknowledged=acknowledged, left=left, astray=[])
+def test_kills_that_tell_nothing_fail(left: list[int], acknowledged: int, effects: int, told: str) -> None:
+    (problem,) = pulled.too_little(kills=3, acknowledged=acknowledged, effects=effects, left=left, astray=[])
     assert told in problem
 
 
@@ -43,7 +47,7 @@ def test_a_database_that_is_away_refuses(monkeypatch: Any, error: Exception) -> 
 def test_any_other_error_is_no_refusal_and_fails(monkeypatch: Any) -> None:
     crew = disturbed(monkeypatch, KeyError("fingerprint"))
     assert (crew.refused, crew.astray) == (0, ["1-1: KeyError: 'fingerprint'"])
-    assert pulled.too_little(kills=1, acknowledged=9, left=[1], astray=crew.astray) == [
+    assert pulled.too_little(kills=1, acknowledged=9, effects=9, left=[1], astray=crew.astray) == [
         "an error that no killed database explains: 1-1: KeyError: 'fingerprint'"
     ]
 
