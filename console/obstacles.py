@@ -129,7 +129,7 @@ def _help(operation: Operation) -> str:
     """What a person can do about a step with which automation has stopped."""
     if operation.state == State.FAILED_TERMINAL:
         return "Open it to try again as a new intent."
-    if operation.state == State.TERMINATED and operation.unknown_attempts:
+    if operation.given_up:
         return "Open it to look it up; what nobody can find out leaves a cancel of the run."
     if operation.escalated_at is None:
         return ""

@@ -129,7 +129,7 @@ def _say_look_up(view: View) -> Say:
 def _say_resolve_applied(view: View) -> Say:
     if view.operation.state != State.AMBIGUOUS:
         return False, _NOT_UNKNOWN
-    then = " The run goes on." if _run_waits(view) else ""
+    then = " The run goes on." if view.run_waits else ""
     if view.found:
         return True, f"The newest look-up found it: becomes succeeded, on the look-up's evidence.{then}"
     said = "On your word: becomes succeeded, marked as asserted by you for good."
@@ -141,7 +141,7 @@ def _say_resolve_not_applied(view: View) -> Say:
         return False, _NOT_UNKNOWN
     if view.absence_proven and view.operation.waived:
         return True, "Absence is proven, and it was undone by hand: becomes failed for good."
-    if view.absence_proven and view.run_is_over:
+    if view.absence_proven and view.operation.run_is_over:
         return True, "Absence is proven, and its run has ended: becomes failed for good."
     if view.absence_proven:
         return True, "Absence is proven: becomes retryable, and is sent again only when somebody presses retry."
@@ -151,7 +151,7 @@ def _say_resolve_not_applied(view: View) -> Say:
 
 def _then_its_run(view: View) -> str:
     """What its run does with a step that failed for good."""
-    if view.run is None or not _run_waits(view):
+    if view.run is None or not view.run_waits:
         return ""
     if view.operation.undo_of_id is not None:
         return " Its run takes the undo as failed, and waits for a new intent or a waiver."
@@ -217,17 +217,12 @@ def _say_terminate(view: View) -> Say:
     unknown = view.operation.state == State.AMBIGUOUS
     known = "Its outcome stays unknown on record." if unknown else "Nothing more is sent; no attempt was applied."
     left = f"{_only_a_waiver(view)}{_keeps_lock(view)}" if unknown else ""
-    return True, f"Stops here. {known}{' Its run stops with it.' if _run_waits(view) else ''}{left}"
-
-
-def _run_waits(view: View) -> bool:
-    """Whether its run waits for what becomes of it."""
-    return view.run is not None and view.run.state not in RUN_TERMINAL
+    return True, f"Stops here. {known}{' Its run stops with it.' if view.run_waits else ''}{left}"
 
 
 def _only_a_waiver(view: View) -> str:
     """What is left for the run of an undo that is stopped while unknown."""
-    if view.operation.undo_of_id is None or view.operation.waived or not _run_waits(view):
+    if view.operation.undo_of_id is None or view.operation.waived or not view.run_waits:
         return ""
     return (
         " It cannot be tried again then, not as a new intent either: unless a look-up finds it, the run ends only by a"
@@ -265,7 +260,7 @@ def _say_new_intent(view: View) -> Say:
         return False, Shredded.sentence
     if operation.state not in (State.FAILED_TERMINAL, State.TERMINATED):
         return False, "Possible once it is proven that this one was not applied and will not be tried."
-    if operation.state == State.TERMINATED and operation.unknown_attempts:
+    if operation.given_up:
         return False, "It was stopped while nobody knew whether it was applied; a new one could do it twice."
     if operation.sighted:
         return False, "Something of it was seen at the provider; a new one could do it twice."
@@ -275,7 +270,7 @@ def _say_new_intent(view: View) -> Say:
     if operation.unknown_attempts:
         allowed, asked = agreed.say_new_intent(operation)
         return allowed, f"{asked}{lost}" if allowed else asked
-    goes_on = ", and lets its run go on with it" if _run_waits(view) else ""
+    goes_on = ", and lets its run go on with it" if view.run_waits else ""
     said = f"Records the same request as a new intent with a new key{goes_on}."
     return True, f"{said}{lost}{holds.waits(view.held)}"
 

@@ -91,9 +91,9 @@ class View:
         return bool(counted and self.spec and self.spec.absence_is_proof and not self.operation.sighted)
 
     @property
-    def run_is_over(self) -> bool:
-        """Whether its run has ended, so that it is not sent any more."""
-        return self.run is not None and self.run.state in RUN_TERMINAL and not self.operation.stands_alone
+    def run_waits(self) -> bool:
+        """Whether its run goes by what becomes of it."""
+        return self.run is not None and self.run.state not in RUN_TERMINAL
 
     @property
     def run_in_the_way(self) -> str:
@@ -173,7 +173,7 @@ def resolve_applied(operation: Operation, press: Pressed, actor: Actor) -> str:
         patch={"basis": basis, "provider_operation_id": effect, "effect_id": effect if names_effect else ""},
         details={"basis": str(basis)},
     )  # fmt: skip
-    then = " Its run goes on." if view.run is not None and view.run.state not in RUN_TERMINAL else ""
+    then = " Its run goes on." if view.run_waits else ""
     return f"Recorded as applied, on {'the look-up' if basis is Basis.LOOK_UP else 'your word'}.{then}"
 
 
@@ -183,7 +183,7 @@ def resolve_not_applied(operation: Operation, press: Pressed, actor: Actor) -> s
     if view.absence_proven and operation.waived:
         _move(operation, press, actor, to=State.FAILED_TERMINAL, code="resolved_absent", patch={"unknown_attempts": []})
         return "Recorded as not applied, on proof. It was undone by hand, so it is not sent."
-    if view.absence_proven and view.run_is_over:
+    if view.absence_proven and operation.run_is_over:
         over: dict[str, Any] = {"unknown_attempts": [], "reason_code": "run_ended"}
         _move(operation, press, actor, to=State.FAILED_TERMINAL, code="resolved_absent", patch=over)
         return "Recorded as not applied, on proof. Its run has ended, so it is not sent."

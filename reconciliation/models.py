@@ -263,6 +263,16 @@ class Operation(models.Model):
         return ended and not self.unknown_attempts and not self.sighted and self.due_at is None
 
     @property
+    def given_up(self) -> bool:
+        """Whether a person stopped it while nobody knew if it was applied, and that is still so."""
+        return self.state == State.TERMINATED and bool(self.unknown_attempts)
+
+    @property
+    def run_is_over(self) -> bool:
+        """Whether its run has ended, so that nothing of it is sent any more."""
+        return self.run is not None and self.run.settled_at is not None and not self.stands_alone
+
+    @property
     def request(self) -> Json:
         """The first accepted request, whole: what is sent and re-sent. Never to be shown."""
         return join(self.request_shown, self.request_sealed)

@@ -84,7 +84,7 @@ class Progress:
     @property
     def given_up(self) -> list[Operation]:
         """Steps that a person stopped while nobody knew whether they were applied."""
-        return [operation for operation in self.in_state(State.TERMINATED) if operation.unknown_attempts]
+        return [operation for operation in self.in_state(State.TERMINATED) if operation.given_up]
 
     @property
     def waiting(self) -> list[Operation]:

@@ -499,7 +499,7 @@ def _given_up_and_absent(evidence: Evidence) -> Judgement | None:
     ends its being unknown, and with that what its run still keeps for itself.
     """
     operation = evidence.operation
-    if operation.state != State.TERMINATED or not operation.unknown_attempts:
+    if not operation.given_up:
         return None
     judgement = judge(evidence)
     if judgement.to is State.FAILED_RETRYABLE:

@@ -38,7 +38,7 @@ def account(run: Run) -> Account:
     """Read it from the run's operations. One that only reads was never applied: it is told of where it is unknown."""
     operations = list(Operation.objects.filter(run=run).order_by("id"))
     forward = [o for o in operations if o.undo_of_id is None]
-    unknown = [o for o in operations if o.state in (State.PENDING, State.AMBIGUOUS) or _given_up_unknown(o)]
+    unknown = [o for o in operations if o.state in (State.PENDING, State.AMBIGUOUS) or o.given_up]
     succeeded = [o for o in forward if o.state == State.SUCCEEDED]
     applied = [o for o in succeeded if has_effect(o)]
     reversed_ = {o.undo_of_id for o in operations if o.undo_of_id is not None and o.state == State.SUCCEEDED}
@@ -54,10 +54,6 @@ def account(run: Run) -> Account:
         not_begun=tuple(step.name for step in _effects(run) if step.name not in begun),
         cannot_be_undone=tuple(pair for pair in _cannot(run) if pair[0] in may_stand),
     )
-
-
-def _given_up_unknown(operation: Operation) -> bool:
-    return operation.state == State.TERMINATED and bool(operation.unknown_attempts)
 
 
 def _effects(run: Run) -> tuple[Step, ...]:

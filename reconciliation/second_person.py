@@ -72,7 +72,7 @@ def _identity_of(subject: Subject, action: str, inputs: Json) -> Any:
     """
     if isinstance(subject, Operation):
         state = [subject.state, subject.sighted] if action == NEW_INTENT else []
-        return [subject.fingerprint, _run_is_over(subject), *state]
+        return [subject.fingerprint, subject.run_is_over, *state]
     if not isinstance(subject, Run):
         return f"version {subject.version}"
     touched = concerned(subject, action, inputs)
@@ -81,12 +81,6 @@ def _identity_of(subject: Subject, action: str, inputs: Json) -> Any:
     for each in touched:
         registry.spec(each.provider, each.action)
     return [[each.pk, each.fingerprint, each.provider_operation_id] for each in touched]
-
-
-def _run_is_over(operation: Operation) -> bool:
-    """Whether nothing of it is sent any more, since its run has ended."""
-    ended = operation.run is not None and operation.run.settled_at is not None
-    return ended and not operation.stands_alone
 
 
 def concerned(run: Run, action: str, inputs: Json) -> list[Operation]:
