@@ -107,14 +107,15 @@ def has_changed(approval: Approval) -> bool:
 def may_have_changed(*, limit: int) -> list[Approval]:
     """Requests that nobody has decided, about what has moved since they were asked, whether or not it matters to them.
 
-    What is asked about a limit or a schedule ends with the very change.
+    What is asked about a limit or a schedule ends with the very change. They come in no order, so that those which go
+    on waiting never keep the others from being looked at.
     """
     moved = Operation.objects.filter(run=OuterRef("run"), updated_at__gt=OuterRef("created_at"))
     about = Q(Exists(moved))
     for subject in ("operation", "operation__run", "run"):
         about |= Q(**{f"{subject}__updated_at__gt": F("created_at")})
     waiting = Approval.objects.filter(about, state=ApprovalState.WAITING).exclude(action="")
-    return list(waiting.order_by("id")[:limit])
+    return list(waiting.order_by("?")[:limit])
 
 
 def end_changed(approval: Approval, actor: Actor) -> bool:

@@ -424,15 +424,15 @@ def test_a_run_that_walks_back_by_itself_asks_nobody(guarded, clock):
     assert (run.state, Approval.objects.count()) == (RunState.COMPENSATED, 0)
 
 
-def live_run(guarded: Any, clock: Any) -> tuple[Run, Approval]:
+def live_run(guarded: Any, clock: Any, *, name: str = "1") -> tuple[Run, Approval]:
     """A run that goes on while a second person thinks about undoing what it had applied when they were asked."""
-    guarded.answers(applied("r-1"), DOWN, applied("c-1"), DOWN)
-    run = start("saga")
+    guarded.answers(applied(f"r-{name}"), DOWN, applied(f"c-{name}"), DOWN)
+    run = start("saga", workflow_id=f"w{name}")
     sweeping.sweep()
     assert "Asked for" in do(run, "compensate_run", ANN).message
     clock.advance(30)
     sweeping.sweep()
-    assert Operation.objects.get(step="charge").state == State.SUCCEEDED
+    assert Operation.objects.get(run=run, step="charge").state == State.SUCCEEDED
     return Run.objects.get(pk=run.pk), asked_about(run)
 
 
@@ -475,6 +475,18 @@ def test_what_is_as_it_was_when_it_was_asked_goes_on_waiting(guarded, clock):
     transition.transition(reserve.subject, to=None, version=reserve.version, fact=ANN.fact("looked"))
     assert sweeping.sweep() == 0
     assert asked_about(run).state == ApprovalState.WAITING
+
+
+def test_older_requests_that_go_on_waiting_do_not_keep_a_changed_one_from_ending(guarded, clock):
+    run = stopped_run(guarded, clock)
+    do(run, "compensate_run", ANN)
+    reserve = Operation.objects.get(step="reserve")
+    transition.transition(reserve.subject, to=None, version=reserve.version, fact=ANN.fact("looked"))
+    _, changed = live_run(guarded, clock, name="2")
+    for _ in range(60):
+        sweeping.sweep(limit=1)
+    changed.refresh_from_db()
+    assert (asked_about(run).state, changed.state) == (ApprovalState.WAITING, ApprovalState.SUPERSEDED)
 
 
 LOOKED_FIRST = flows.flow("looked_first", flows.LOOKED.steps[0], flows.reversible("reserve"), flows.SHIP)
